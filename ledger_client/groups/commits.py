@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 import trio
 
-from ledger_client.errors import LedgerError
+from ledger_client.errors import CommitRefused, LedgerError
 from ledger_client.groups.progress import Progress
 from ledger_client.topics.positions import Place, Places
 from metadata.groups.assignment import Part
@@ -36,6 +36,7 @@ class Commits:
     Args:
         progress: stores them.
         check: raises BadTopic for places that are not in their lanes.
+        on_stored: called with the places that are stored.
         on_failure: called when a commit that nobody waits for has failed.
     """
 
@@ -43,15 +44,19 @@ class Commits:
         self,
         progress: Progress,
         check: Callable[[PartPlaces], Awaitable[None]],
+        on_stored: Callable[[PartPlaces], None],
         on_failure: Callable[[], None],
     ) -> None:
         self._progress = progress
         self._check = check
+        self._on_stored = on_stored
         self._on_failure = on_failure
         self._started: dict[Part, dict[int, Started]] = {}
         self._news = trio.Event()
         self._turn = trio.Lock()
         self._failure: LedgerError | None = None
+        self._refused: set[Part] = set()
+        """partitions in which what was started was refused"""
 
     async def run(self) -> None:
         """Store what was started, until cancelled."""
@@ -69,20 +74,26 @@ class Commits:
     async def commit(self, places: PartPlaces, *, explicit: bool = False) -> None:
         """Commit what was started, then these places; return when both are durable.
 
+        What was started may have failed: see take_refused() and raise_failure().
+
         Raises:
             BadTopic: an explicit place is not in its lane. None of *places* was committed.
-            CommitRefused, MetadataUnavailable: as Progress.commit(); or what was started failed.
+            CommitRefused, MetadataUnavailable: as Progress.commit().
         """
         await self._store_started()
         await self._commit(places, explicit=explicit)
-        self.raise_failure()
 
     async def finish(self) -> None:
         """Wait until everything that was started is stored, or has failed."""
         await self._store_started()
 
+    def take_refused(self) -> set[Part]:
+        """Return, once, the partitions in which commits that nobody waited for were refused."""
+        refused, self._refused = self._refused, set()
+        return refused
+
     def raise_failure(self) -> None:
-        """Raise once why a commit that nobody waited for has failed, if one has."""
+        """Raise once why else a commit that nobody waited for has failed, if one has."""
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
@@ -106,6 +117,9 @@ class Commits:
     async def _store(self, places: PartPlaces, *, explicit: bool) -> None:
         try:
             await self._commit(places, explicit=explicit)
+        except CommitRefused as refused:
+            self._refused.update(Part(*part) for part in refused.parts)
+            self._on_failure()
         except LedgerError as failure:
             self._failure = self._failure or failure
             self._on_failure()
@@ -115,7 +129,12 @@ class Commits:
             return
         if explicit:
             await self._check(places)
-        await self._progress.commit(places, goes_back=explicit)
+        try:
+            await self._progress.commit(places, goes_back=explicit)
+        except CommitRefused as refused:
+            self._on_stored({p: lanes for p, lanes in places.items() if p not in refused.parts})
+            raise
+        self._on_stored(places)
 
 
 def _add(started: dict[Part, dict[int, Started]], part: Part, later: Mapping[int, Started]) -> None:

@@ -19,6 +19,7 @@ from ledger_client.background import OneTaker
 from ledger_client.errors import BadGroup, CommitRefused, LedgerError
 from ledger_client.groups.arrivals import Arrivals
 from ledger_client.groups.commits import Commits
+from ledger_client.groups.lapses import Lapses, beyond
 from ledger_client.groups.options import TopicPartition
 from ledger_client.groups.partitions import Partitions, Revocation
 from ledger_client.groups.progress import Progress, by_part
@@ -81,11 +82,12 @@ class InOrder:
         """where what poll() returned begins in each lane; `None`: the last message is in hand"""
         self._tick = 0
         """the tick up to which *_current* reaches, if messages come by timestamp"""
-        self._commits = Commits(progress, partitions.check, self._interrupt)
+        self._lapses = Lapses()
+        self._commits = Commits(
+            progress, partitions.check, self._lapses.note_stored, self._interrupt
+        )
         self._ending: set[Part] = set()
         """partitions whose last commit has begun"""
-        self._lapsed: dict[Part, Places] = {}
-        """what the application had of partitions that went; commit() tells"""
         self._put_off: LedgerError | None = None
         """raised by the next call, as messages came before it"""
         self._last: dict[tuple[Part, int], tuple[int, int, int]] = {}
@@ -138,6 +140,8 @@ class InOrder:
             self.note_asked()
             self.give_back()
             await self._arrivals.until(self._next_in_hand)
+            while self._current is None:  # it went meanwhile
+                await self._arrivals.until(self._next_in_hand)
             tick = self._tick
             while left and (not ranges or self._has_more(self._next_range)):
                 if self._tick != tick:
@@ -226,7 +230,7 @@ class InOrder:
     def _next_range(self) -> bool:
         """Make the next batch that has arrived current; False if there is none."""
         self._settle()
-        self._commits.raise_failure()
+        self.raise_failure()
         put_off, self._put_off = self._put_off, None
         if put_off is not None:
             raise put_off
@@ -320,50 +324,50 @@ class InOrder:
         """Store the group's progress. Raises as GroupConsumer.commit()."""
         revoking = self._partitions.revoking()
         places = self._named(what, revoking)
+        refused: set[Part] = set()
         try:
             await self._commits.commit(places, explicit=_is_explicit(what))
-        except CommitRefused as refused:
-            if revoking is None:  # it is told by this one
-                for uid, partition in refused.parts:
-                    self._lapsed.pop(Part(uid, partition), None)
-            raise
-        self._forget_lapsed(places)
-        self._raise_lapsed(what, revoking)
+        except CommitRefused as failure:
+            refused = {Part(*part) for part in failure.parts}
+        if revoking is None:
+            refused |= self._commits.take_refused()
+        self._raise_refused(refused, what, revoking)
+        if revoking is None:
+            self._commits.raise_failure()
 
     def commit_nowait(self, what: Message | Sequence[LanePlace] | None) -> None:
         """Store the group's progress soon. Raises BadGroup, CommitRefused."""
         revoking = self._partitions.revoking()
         self._commits.start(self._named(what, revoking), explicit=_is_explicit(what))
-        self._raise_lapsed(what, revoking)
+        self._raise_refused(set(), what, revoking)
 
-    def _forget_lapsed(self, stored: Mapping[Part, Places]) -> None:
-        """Forget what lapsed as far as it was *stored* nevertheless, just before it was late."""
-        for part in self._lapsed.keys() & stored.keys():
-            if not _is_beyond(self._lapsed[part], stored[part]):
-                del self._lapsed[part]
-
-    def _raise_lapsed(
-        self, what: Message | Sequence[LanePlace] | None, revoking: Revocation | None
+    def _raise_refused(
+        self,
+        refused: set[Part],
+        what: Message | Sequence[LanePlace] | None,
+        revoking: Revocation | None,
     ) -> None:
-        """Raise CommitRefused, once, if a commit of all that was handed out is not of all.
+        """Raise CommitRefused for these, and once if a commit of all handed out is not of all.
 
         on_revoked learns it of its own partitions, and the application still does.
         """
-        if what is not None:
-            return
-        lapsed = self._lapsed.keys() if revoking is None else revoking.lapsed
-        if lapsed:
-            refused = CommitRefused(self._group, sorted(lapsed))
+        if what is None:
+            lapsed = self._lapses.untold if revoking is None else revoking.lapsed
+            refused = refused | self._lapses.among(lapsed)
+        if refused:
             if revoking is None:
-                self._lapsed = {}
-            raise refused
+                self._lapses.note_told(refused)
+            raise CommitRefused(self._group, sorted(refused))
 
     async def finish_commits(self) -> None:
         """Wait until the commits that were only started are stored, or have failed."""
         await self._commits.finish()
 
     def raise_failure(self) -> None:
-        """Raise why a commit that nobody waited for has failed, if one has."""
+        """Raise why commits that nobody waited for have failed, if some have."""
+        if refused := self._commits.take_refused():
+            self._lapses.note_told(refused)
+            raise CommitRefused(self._group, sorted(refused))
         self._commits.raise_failure()
 
     def _named(
@@ -376,7 +380,7 @@ class InOrder:
             # Beside on_revoked, the application may be at work on partitions that stay.
             return self._places(consumed=revoking is not None)
         if isinstance(what, Message):
-            part, lane, place = self._after(what)
+            part, lane, place = self._after(what, revoking)
             return {part: {lane: place}}
         return by_part(what)
 
@@ -399,6 +403,8 @@ class InOrder:
             await self._progress.commit(chosen)
         except LedgerError as failure:
             _log.warning("group %s: progress not committed: %s", self._group, failure)
+        else:
+            self._lapses.note_stored(chosen)
 
     def committed(self) -> Position:
         """Return the places at which the group goes on in this consumer's partitions."""
@@ -434,12 +440,14 @@ class InOrder:
         for part in parts:
             self.begin(part, places[part])
 
-    def _after(self, message: Message) -> tuple[Part, int, Place]:
+    def _after(self, message: Message, revoking: Revocation | None) -> tuple[Part, int, Place]:
         feeds = self._partitions.feeds.values()
         uid = next((feed.topic.uid for feed in feeds if feed.topic.name == message.topic), -1)
         part = Part(uid, message.id.partition)
         number = self._numbers.get((part, message.lane), {}).get(message.id.ledger_id)
         if number is None:
+            if revoking is None:
+                self._lapses.note_told({part})
             raise CommitRefused(self._group, [part])
         entry, index, version = message.id.entry_id, message.id.batch_index, message.version
         if index < 0 or self._last[part, message.lane] == (*message.id[:2], index):
@@ -456,7 +464,6 @@ class InOrder:
             self.give_back()  # older ones of the partition may come before them
         self._note_handed()
         self._handed[part] = dict(places)
-        self._lapsed.pop(part, None)  # what it had comes again here
 
     async def read(self, starts: dict[Part, Places]) -> None:
         """Read partitions from these places on. Raises LedgerError."""
@@ -532,19 +539,16 @@ class InOrder:
             parts.add(_part_of(current.batch.lane))
         return parts
 
-    def unfinished(self, parts: set[Part]) -> set[Part]:
-        """Return those of *parts* of which messages were handed out that are not committed."""
+    def lapse(self, gone: Set[Part], at_work: Set[Part]) -> Set[Part]:
+        """As Holder.lapse."""
         places = self._handed_out()
-        return {
-            part
-            for part in parts & places.keys()
-            if _is_beyond(places[part], self._progress.committed(part) or {})
+        lapsed = {
+            part: left
+            for part in gone & places.keys()
+            if (left := beyond(places[part], self._progress.committed(part) or {}))
         }
-
-    def lapse(self, parts: Set[Part]) -> None:
-        """Let the next commit() tell that what was handed out of *parts* comes again elsewhere."""
-        places = self._handed_out()
-        self._lapsed.update((part, places[part]) for part in parts)
+        self._lapses.add(lapsed, at_work)
+        return lapsed.keys()
 
     def _handed_out(self) -> dict[Part, dict[int, Place]]:
         """Return the places after the messages that were handed out, and no others."""
@@ -577,8 +581,3 @@ def _part_of(lane: LaneRef) -> Part:
 
 def _is_explicit(what: Message | Sequence[LanePlace] | None) -> bool:
     return what is not None and not isinstance(what, Message)
-
-
-def _is_beyond(places: Places, stored: Places) -> bool:
-    """Return True if a place in a lane lies behind what was *stored* of it."""
-    return any(at.at > stored.get(lane, EARLIEST).at for lane, at in places.items())

@@ -68,11 +68,11 @@ class Holder(Protocol):
     def at_work(self) -> set[Part]:
         """Return the parts of which the application has messages that it may be at work on."""
 
-    def unfinished(self, parts: set[Part]) -> set[Part]:
-        """Return those of *parts* of which messages were handed out that are not committed."""
+    def lapse(self, gone: Set[Part], at_work: Set[Part]) -> Set[Part]:
+        """Return those of *gone* of which messages were handed out that are not committed.
 
-    def lapse(self, parts: Set[Part]) -> None:
-        """Let the application know that what it has of *parts* comes again, at another member."""
+        Those messages come again, at another member. The application is told of *at_work*.
+        """
 
     def forget(self, parts: set[Part]) -> None:
         """Forget what the application has of *parts*: others have them by now."""
@@ -85,7 +85,7 @@ class Revocation:
         self.owner: object = owner
         """`None` once it has returned"""
         self.parts = parts
-        self.lapsed: set[Part] = set()
+        self.lapsed: Set[Part] = set()
         """those whose messages come again elsewhere: it was called too late, or took too long"""
 
 
@@ -288,8 +288,7 @@ class Partitions:
         named = self.named(gone)
         told = Revocation(self, gone)
         busy = holder.at_work() & gone if is_lost else await self._finish(told, holder, named)
-        told.lapsed = holder.unfinished(gone)
-        holder.lapse(told.lapsed & (busy or set()))
+        told.lapsed = holder.lapse(gone, busy or set())
         self.drop(gone)  # seek() may have had them read again
         for part in gone:
             self._restarted.pop(part, None)

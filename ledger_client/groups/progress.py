@@ -25,7 +25,7 @@ import trio
 from ledger_client.background import Rounds
 from ledger_client.errors import BadTopic, CommitRefused, LedgerError
 from ledger_client.ledgers.catalogue import translated
-from ledger_client.topics.positions import EARLIEST, LanePlace, Place, Places, Position, is_position
+from ledger_client.topics.positions import LanePlace, Place, Places, Position, is_position
 from ledger_client.wire.joint_changes import JointChanges
 from metadata.errors import MetadataUnavailable, VersionConflict
 from metadata.groups.assignment import Part
@@ -55,8 +55,9 @@ ATTEMPTS_MAX = 5
 class Waiting(dict[int, Place]):
     """The places of a partition that commits wait for, by lane."""
 
-    def __init__(self, stored: Places) -> None:
+    def __init__(self, stored: Places, *, is_owned: bool) -> None:
         super().__init__(stored)
+        self._is_owned = is_owned
         self.is_over = False
         """the partition is not the member's any more; *stored* decides"""
         self.stored: dict[int, Place] = {}
@@ -70,7 +71,11 @@ class Waiting(dict[int, Place]):
         """Return True unless the partition went before all of *lanes* was stored."""
         if not self.is_over:
             return True
-        pairs = [(self.stored.get(lane, EARLIEST).at, place.at) for lane, place in lanes.items()]
+        if not lanes:  # nothing is lost with a partition of which nothing was read
+            return self._is_owned
+        if not lanes.keys() <= self.stored.keys():
+            return False  # even of a place at the beginning: nothing says that it was
+        pairs = [(self.stored[lane].at, place.at) for lane, place in lanes.items()]
         return all(at == wanted if goes_back else at >= wanted for at, wanted in pairs)
 
 
@@ -168,7 +173,8 @@ class Progress:
         waiting: dict[Part, Waiting] = {}
         for part, lanes in places.items():
             if part not in self._waiting:
-                self._waiting[part] = Waiting(self._stored.get(part, {}))
+                stored = self._stored.get(part, {})
+                self._waiting[part] = Waiting(stored, is_owned=part in self._owned)
             known = waiting[part] = self._waiting[part]
             for lane, place in lanes.items():
                 if goes_back:
@@ -234,13 +240,14 @@ class Progress:
         taken = {part: dict(lanes) for part, lanes in waiting.items()}
         wanted = {part: self._beyond_stored(part, lanes) for part, lanes in taken.items()}
         changed = {p: lanes for p, lanes in wanted.items() if lanes != self._stored.get(p)}
+        is_made = not changed
         try:
-            if changed and await self._store_progress(changed) is None:
-                return False
-        except MetadataUnavailable:
-            for part in changed:  # as it was read again
+            is_made = is_made or await self._store_progress(changed) is not None
+        finally:
+            for part in () if is_made else changed:  # as it was read again
                 waiting[part].stored |= self._stored.get(part, {})
-            raise
+        if not is_made:
+            return False
         for part, lanes in taken.items():
             waiting[part].stored |= wanted[part]
             if self._waiting.get(part) == lanes:

@@ -458,15 +458,12 @@ class Shared:
             _log.warning("group %s: %s", self._options.group, failure)
 
     def at_work(self) -> set[Part]:
-        """None: see unfinished()."""
+        """None: see lapse()."""
         return set()
 
-    def unfinished(self, parts: set[Part]) -> set[Part]:
-        """Messages are acknowledged one by one, whoever has their partition."""
+    def lapse(self, gone: Set[Part], at_work: Set[Part]) -> Set[Part]:
+        """Nothing does: messages are acknowledged one by one, whoever has their partition."""
         return set()
-
-    def lapse(self, parts: Set[Part]) -> None:
-        """Nothing does: see unfinished()."""
 
     def forget(self, parts: set[Part]) -> None:
         """Messages that were taken stay with this member until they are done, and go out."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from trio.testing import MockClock
 
 from ledger_client import BadGroup, BadTopic, CommitRefused, MemberRemoved, MetadataUnavailable
 from ledger_client.groups.options import ConsumedLane
+from metadata.groups.assignment import Part
 from metadata.groups.rows import PROGRESS
 from metadata.store import Op, Put, Versions
 
@@ -324,3 +325,31 @@ async def test_a_poll_takes_a_number_of_messages(autojump_clock: MockClock, coun
         for poll in (consumer.poll, consumer.poll_batches):
             with pytest.raises(ValueError, match="messages_max takes 1 or more"):
                 await poll(messages_max=count)  # type: ignore[arg-type]
+
+
+async def test_every_partition_in_which_started_commits_were_refused_is_told_once(
+    autojump_clock: MockClock,
+) -> None:
+    """Beside a commit that is waited for, and refused as well."""
+    async with shop(3) as (_, client):
+        await send(client, 0, 30)
+        async with client.consumer(
+            ORDERS, group="billing", start="earliest", auto_commit_s=None
+        ) as consumer:
+            await trio.sleep(5)
+            first = {each.id.partition: each for each in await consumer.poll(wait_s=5)}
+            assert len(first) == 3
+
+            async def refuse(places: Mapping[Part, object], **_: object) -> None:
+                raise CommitRefused("billing", sorted(places))
+
+            consumer._in_order._progress.commit = refuse  # type: ignore[method-assign]
+            for partition in (0, 1):
+                consumer.commit_nowait(first[partition])
+                await trio.sleep(1)
+            told: list[list[int]] = []
+            for _ in range(2):
+                with pytest.raises(CommitRefused) as refused:
+                    await consumer.commit(first[2])
+                told.append([partition for _, partition in refused.value.parts])
+            assert told == [[0, 1, 2], [2]]

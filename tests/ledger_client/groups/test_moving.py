@@ -13,6 +13,7 @@ from trio.testing import MockClock
 
 from ledger_client import Client
 from ledger_client.errors import CommitRefused
+from ledger_client.groups import arrivals
 from ledger_client.groups.consumer import GroupConsumer
 from ledger_client.groups.options import ConsumerSettings, TopicPartition
 from ledger_client.opening import Opening
@@ -309,15 +310,37 @@ async def test_a_handler_that_is_cut_off_still_commits_nothing_that_is_in_hand(
     assert len(failures) == 1
 
 
-@pytest.mark.parametrize("takes_s", [2, 8])
+@pytest.mark.parametrize(
+    ("takes_s", "handler_s", "waits", "again"),
+    [(2, 0, True, 0), (8, 0, True, 1), (6, 3, True, 0), (6, 3, False, 0)],
+)
 async def test_a_commit_that_is_under_way_as_time_runs_out_is_told_of_once_or_not_at_all(
-    autojump_clock: MockClock, takes_s: float
+    autojump_clock: MockClock, takes_s: float, handler_s: float, waits: bool, again: int
 ) -> None:
-    """It is stored in time, and nothing comes again; or it is not, and all does."""
+    """It is stored in time, and nothing comes again; or it is not, and all does.
+
+    A handler that is called late, and takes its time, hears the same.
+    """
     settings = ConsumerSettings(
         group="billing", start="earliest", revoke_s=20, auto_commit_s=None, session_s=60
     )
-    async with shop(2) as (cluster, client), client.consumer(ORDERS, **settings) as first:
+    told: list[str] = []
+
+    async def commit(who: str) -> None:
+        try:
+            await first.commit()
+        except CommitRefused:
+            told.append(who)
+
+    async def hear(_: Sequence[TopicPartition]) -> None:
+        await trio.sleep(handler_s)
+        if handler_s:
+            await commit("handler")
+
+    async with (
+        shop(2) as (cluster, client),
+        client.consumer(ORDERS, **settings, on_revoked=hear) as first,  # type: ignore[misc]
+    ):
         await send_to_all(client, 2)
         await trio.sleep(1)
         assert len(await first.poll()) == 2
@@ -333,15 +356,61 @@ async def test_a_commit_that_is_under_way_as_time_runs_out_is_told_of_once_or_no
                 await trio.sleep(0.01)
             await trio.sleep(14)
             cluster.store.transact = slowly  # type: ignore[method-assign]
-            told = 0
+            if not waits:
+                first.commit_nowait()
+                await trio.sleep(9)
             for _ in range(3):
-                try:
-                    await first.commit()
-                except CommitRefused:
-                    told += 1
-            again = await second.poll(wait_s=20)
-            assert told == len(again) == (0 if takes_s == 2 else 1)
+                await commit("application")
+            assert len(await second.poll(wait_s=20)) == again
+            assert told == ["application"] * again
             await first.commit()
+
+
+async def test_what_lapsed_is_told_although_the_partition_came_back(
+    autojump_clock: MockClock,
+) -> None:
+    """What the application had of it comes again, to itself."""
+    settings = ConsumerSettings(
+        group="billing", start="earliest", revoke_s=4, auto_commit_s=None, session_s=60
+    )
+    async with shop(2) as (_, client), client.consumer(ORDERS, **settings) as first:
+        await send_to_all(client, 2)
+        await trio.sleep(1)
+        assert len(await first.poll()) == 2
+        async with client.consumer(ORDERS, **settings) as second:
+            await until(lambda: len(second.assignment()) == 1)
+            (moved,) = second.assignment()
+        await until(lambda: len(first.assignment()) == 2)
+        with pytest.raises(CommitRefused) as refused:
+            await first.commit()
+        assert [partition for _, partition in refused.value.parts] == [moved.partition]
+        assert len(await first.poll(wait_s=5)) == 1
+        await first.commit()
+
+
+async def test_batches_of_a_partition_that_goes_just_as_they_arrive_are_not_returned(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals, "BATCHES_PER_CHECKPOINT", 1)
+    checkpoint = trio.lowlevel.cancel_shielded_checkpoint
+    settings = ConsumerSettings(group="billing", start="earliest", auto_commit_s=None)
+    async with shop(2) as (_, client), client.consumer(ORDERS, **settings) as consumer:
+        await send_to_all(client, 2)
+        await trio.sleep(1)
+        in_order, partitions = consumer._in_order, consumer._partitions
+        assert in_order is not None
+        has_gone = False
+
+        async def lose() -> None:
+            nonlocal has_gone
+            await checkpoint()
+            if in_order._current is not None and not has_gone:
+                has_gone = True
+                await partitions._give_up(set(partitions.active), in_order, is_lost=True)
+
+        monkeypatch.setattr(trio.lowlevel, "cancel_shielded_checkpoint", lose)
+        assert await consumer.poll_batches(wait_s=5) == []
+        assert has_gone
 
 
 async def test_who_asks_too_late_hears_that_what_it_had_comes_again(

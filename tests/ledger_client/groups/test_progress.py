@@ -13,7 +13,7 @@ from trio.testing import MockClock
 
 from ledger_client import CommitRefused, MetadataUnavailable
 from ledger_client.groups.progress import Progress, read_progress
-from ledger_client.topics.positions import Place
+from ledger_client.topics.positions import EARLIEST, Place, Places
 from ledger_client.wire.joint_changes import JointChanges
 from metadata.groups.assignment import Part
 from metadata.groups.rows import MemberRecord, PartRun, Wanted, member_key, progress_key
@@ -245,6 +245,57 @@ async def test_a_commit_is_no_failure_if_its_partition_goes_once_it_is_stored(
         progress.forget([PART])
     assert await stored(store) == 7
     assert await stored(store, OTHER) == 9
+
+
+class LateStore(SlowStore):
+    """A store that takes another second to answer."""
+
+    async def transact(self, ops: Sequence[Op]) -> Versions:
+        versions = await super().transact(ops)
+        await trio.sleep(1)
+        return versions
+
+
+async def test_a_commit_is_no_failure_if_an_earlier_one_whose_caller_left_had_stored_it(
+    autojump_clock: MockClock,
+) -> None:
+    """Its own change then meets a conflict, and the partition is gone."""
+    store = LateStore()
+    own(store, 0)
+    progress = await opened(store)
+    with trio.move_on_after(1.5):
+        await progress.commit({PART: {0: place(5)}})
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(progress.commit, {PART: {0: place(5)}})
+        await trio.sleep(0.5)
+        progress.forget([PART])
+    assert await stored(store) == 5
+
+
+@pytest.mark.parametrize("places", [{}, {0: EARLIEST}])
+@pytest.mark.parametrize("goes_back", [False, True])
+async def test_not_even_the_beginning_of_another_members_partition_is_committed(
+    autojump_clock: MockClock, places: Places, goes_back: bool
+) -> None:
+    store = MemoryStore()
+    own(store, 0)
+    progress = await opened(store)
+    with pytest.raises(CommitRefused) as refused:
+        await progress.commit({PART: {0: place(3)}, OTHER: places}, goes_back=goes_back)
+    assert refused.value.parts == (OTHER,)
+    assert await stored(store) == 3
+
+
+async def test_a_partition_that_goes_without_a_message_is_no_failure(
+    autojump_clock: MockClock,
+) -> None:
+    """Nothing of it comes again."""
+    store, progress = await slow()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(progress.commit, {PART: {0: place(7)}, OTHER: {}})
+        await trio.sleep(0.5)
+        progress.forget([OTHER])
+    assert await stored(store) == 7
 
 
 async def test_commits_that_wait_together_travel_together(autojump_clock: MockClock) -> None:
