@@ -34,7 +34,7 @@ SHOWN_AT = {
     "forget_sequence_numbers": 14,
     "forget_event_time": 14,
     "ignore_the_epoch": 13,
-    "pass_over_gaps": 4,
+    "pass_over_gaps": 27,
     "delete_too_much": 152,
     "compare_no_versions": 7,
     "compare_no_versions_of_nodes": 36,
@@ -43,13 +43,13 @@ SHOWN_AT = {
     "read_on_when_revoked": 13,
     "forget_members": 1,
     "answer_after_the_term": 8,
-    "lose_acks_when_a_hole_closes": 0,
+    "lose_acks_when_a_hole_closes": 6,
     "forget_counts_of_the_lost": 0,
     "give_slots_on_in_hand": 7,
     "pass_those_that_come_again": 6,
     "bury_too_early": 4,
     "ignore_a_producer": 0,
-    "keep_the_window": 6,
+    "keep_the_window": 13,
     "leave_old_ticks_open": 3,
     "let_changes_pass": 0,
     "keep_a_range_over_a_claim": 150,
@@ -58,7 +58,7 @@ SHOWN_AT = {
     "rebuild_without_logs": 1,
     "lost_table_is_no_damage": 1,
     "end_at_what_is_confirmed": 0,
-    "state_nothing": 5,
+    "state_nothing": 14,
 }
 # Those that take more than two seconds.
 SLOW = {

@@ -31,7 +31,7 @@ from ledger_client.topics.lanes import lane_end
 from ledger_client.topics.lanes.lane_lease import Access, Away, LaneLease, hold_lane
 from ledger_client.topics.lanes.lane_rows import LaneRows
 from ledger_client.topics.lanes.lane_state import LaneState, SealedBatch
-from ledger_client.topics.lanes.lane_writer import LaneWriter
+from ledger_client.topics.lanes.lane_writer import LaneWriter, new_ledger
 from ledger_client.topics.lanes.roll_desk import RollDesk
 from metadata.topics import TopicRecord
 
@@ -54,6 +54,7 @@ async def open_lane(
     owner: str | None = None,
     is_back: bool = False,
     rolls: RollDesk | None = None,
+    topic_version: int | None = None,
 ) -> AsyncIterator[LaneWriter]:
     """Take a lane of a partition and write it; it is closed at the end of the block.
 
@@ -70,6 +71,7 @@ async def open_lane(
         is_back: the owner had the lane and lost it by a failure. If another writer had it
             since, the call fails with ProducerFenced.
         rolls: passes on requests to go on in another ledger; `None` leaves them unheard.
+        topic_version: of the topic's record; if it is still that, it is not read again.
 
     Raises:
         ProducerBusy: another producer writes the lane.
@@ -115,7 +117,12 @@ async def open_lane(
             )
         is_own = access == "shared" and lease.lane > 0 and not lane_name
         await rows.claim(
-            producer if is_own else None, writer=lease.owner, is_back=is_back, lane_name=lane_name
+            producer if is_own else None,
+            writer=lease.owner,
+            is_back=is_back,
+            lane_name=lane_name,
+            topic_version=topic_version,
+            first=partial(new_ledger, ledgers, partition, lease.lane),
         )
         writer: LaneWriter | None = None
         try:

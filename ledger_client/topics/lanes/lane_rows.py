@@ -53,6 +53,8 @@ T = TypeVar("T")
 Found = tuple[LedgerRecord, int]
 """A ledger's record and its version."""
 Others = Callable[[], Awaitable[Sequence[Op]]]
+NewLedger = Callable[[TopicRecord], Awaitable[LedgerRecord]]
+"""Makes the record of a ledger for a topic, and stores nothing."""
 FRESH_S = 5.0
 """How long the settings that claim() read serve for the first ledger."""
 
@@ -63,6 +65,16 @@ class Beside(NamedTuple):
     ops: Others
     last_event_time: int | None
     """last event time of the lane afterwards"""
+
+
+class Claim(NamedTuple):
+    """What claim() was asked for."""
+
+    producer: str
+    writer: str
+    lane_name: str
+    is_back: bool
+    first: NewLedger | None
 
 
 class LaneRows:
@@ -84,7 +96,9 @@ class LaneRows:
         """further changes of the next turn()"""
         self._version = ABSENT
         self._topic_read_at = -math.inf
-        """when claim() read the topic; afterwards, never"""
+        """when claim() checked the topic, for the first ledger; afterwards, never"""
+        self._claimed_with: LedgerRecord | None = None
+        """the ledger that claim() prepared; afterwards, none"""
         self._catalogue = catalogue
         self._key = lane_key(topic.uid, partition, lane)
 
@@ -174,7 +188,14 @@ class LaneRows:
     # --- changing ----------------------------------------------------------------------
 
     async def claim(
-        self, producer: str | None, *, writer: str = "", is_back: bool = False, lane_name: str = ""
+        self,
+        producer: str | None,
+        *,
+        writer: str = "",
+        is_back: bool = False,
+        lane_name: str = "",
+        topic_version: int | None = None,
+        first: NewLedger | None = None,
     ) -> None:
         """Become the lane's writer: raise its epoch, and remove a ledger that was prepared.
 
@@ -185,42 +206,70 @@ class LaneRows:
             writer: identifies the claimer; "" to claim the lane only to close it.
             is_back: fail with ProducerFenced unless *writer* was the last to claim it.
             lane_name: given to a new lane.
+            topic_version: of the topic's record, if it was read lately; saves a read of it.
+            first: makes the ledger that a new lane prepares with its claim; see take_claimed().
 
         Raises:
             MetadataUnavailable: at once, without another attempt; the epoch may be raised.
             ProducerBusy: another lane has the name by now.
+            LedgerError: as *first* does; nothing was changed.
         """
-        while True:
-            topic_version = await self.refresh_topic()
-            found = await self._catalogue.read(self._key)
-            if found is None:
-                record, version = LaneRecord(epoch=0, producer=producer or ""), ABSENT
-            else:
-                record, version = _sound(decode_lane, self._key, found.value), found.version
-            if record.pending is not None:
-                await self._resolve()
-                continue
-            naming = await self._naming(lane_name) if version == ABSENT or record.deleted else []
-            if record.deleted:
-                record = msgspec.structs.replace(record, producer=producer or "", deleted=False)
-            if is_back and record.writer != writer:
-                raise self._fenced(record)
-            after = msgspec.structs.replace(
-                record,
-                epoch=record.epoch + 1,
-                writer=writer or record.writer,
-                holds_ticks=False,  # what its last writer wanted to show, it cannot show any more
-            )
-            ops: list[Op] = [Put(self._key, encode_row(after), version)]
-            ops += lanes_changed(self.topic) if record.holds_ticks else []
-            ops.append(Check(topic_key(self.topic.name), topic_version))
-            ops += naming
-            ops += [] if found is None else await self._removal(record.current + 1)
-            versions = await self._catalogue.transact(ops)
-            if versions is not None:
-                self.record, self._version = after, versions[0]
-                self._topic_read_at = trio.current_time()
-                return
+        claim = Claim(producer or "", writer, lane_name, is_back, first)
+        if topic_version is not None:
+            try:
+                if await self._claim(claim, topic_version):
+                    return
+            except MetadataUnavailable:
+                raise
+            except LedgerError:
+                pass  # only if it holds for the topic as it is now
+        while not await self._claim(claim, await self.refresh_topic()):
+            pass
+
+    async def _claim(self, claim: Claim, topic_version: int) -> bool:
+        """Try it once; False if a row has another version than was read."""
+        found = await self._catalogue.read(self._key)
+        if found is None:
+            record, version = LaneRecord(epoch=0, producer=claim.producer), ABSENT
+        else:
+            record, version = _sound(decode_lane, self._key, found.value), found.version
+        if record.pending is not None:
+            await self._resolve()
+            return False
+        is_new = version == ABSENT or record.deleted
+        naming = await self._naming(claim.lane_name) if is_new else []
+        if record.deleted:
+            record = msgspec.structs.replace(record, producer=claim.producer, deleted=False)
+        if claim.is_back and record.writer != claim.writer:
+            raise self._fenced(record)
+        after = msgspec.structs.replace(
+            record,
+            epoch=record.epoch + 1,
+            writer=claim.writer or record.writer,
+            holds_ticks=False,  # what its last writer wanted to show, it cannot show any more
+        )
+        ops: list[Op] = [Put(self._key, encode_row(after), version)]
+        ops += lanes_changed(self.topic) if record.holds_ticks else []
+        ops.append(Check(topic_key(self.topic.name), topic_version))
+        ops += naming
+        ledger = None
+        if found is not None:
+            ops += await self._removal(record.current + 1)
+        elif claim.first is not None:
+            ledger = await claim.first(self.topic)
+            ops += self._preparation(ledger, after)
+        versions = await self._catalogue.transact(ops)
+        if versions is None:
+            return False
+        self.record, self._version = after, versions[0]
+        self._claimed_with = ledger
+        self._topic_read_at = trio.current_time() if ledger is None else -math.inf
+        return True
+
+    def take_claimed(self) -> LedgerRecord | None:
+        """Return, once, the ledger that claim() prepared, if it did."""
+        ledger, self._claimed_with = self._claimed_with, None
+        return ledger
 
     async def hold_ticks(self, *, hold: bool = True) -> bool:
         """Hold the topic's ticks back until the lane's record changes next, or hold them no more.
@@ -270,16 +319,21 @@ class LaneRows:
 
     async def prepare(self, ledger: LedgerRecord, *, instead_of: int | None = None) -> None:
         """Create the next ledger, record and row, in the place of one made before."""
+        ops: list[Op] = [] if instead_of is None else [Delete(ledger_key(instead_of))]
+        await self._change(self.record, ops + self._preparation(ledger, self.record))
+
+    def _preparation(self, ledger: LedgerRecord, record: LaneRecord) -> list[Op]:
+        """Return the operations that create the ledger after the current one of *record*."""
         row = LaneLedger(
             ledger_id=ledger.ledger_id,
             state="prepared",
-            epoch=self.record.epoch,
+            epoch=record.epoch,
             created_ms=ledger.created_ms,
         )
-        ops: list[Op] = [] if instead_of is None else [Delete(ledger_key(instead_of))]
-        ops.append(Put(ledger_key(ledger.ledger_id), encode_record(ledger), ABSENT))
-        ops.append(Put(self._ledger_key(self.record.current + 1), encode_row(row)))
-        await self._change(self.record, ops)
+        return [
+            Put(ledger_key(ledger.ledger_id), encode_record(ledger), ABSENT),
+            Put(self._ledger_key(record.current + 1), encode_row(row)),
+        ]
 
     async def turn(
         self,

@@ -24,7 +24,6 @@ from ledger_client.errors import (
     LedgerClosed,
     LedgerError,
     LedgerFenced,
-    MetadataBroken,
     MetadataUnavailable,
     NoSuchLedger,
     OutcomeUnknown,
@@ -33,9 +32,8 @@ from ledger_client.errors import (
     Retryable,
     WriterFailed,
 )
-from ledger_client.ledgers.catalogue import CHANGE_S, RETRY_S, Catalogue
+from ledger_client.ledgers.catalogue import CHANGE_S, RETRY_S
 from ledger_client.ledgers.ledgers import LedgerPlan, Ledgers, new_record
-from ledger_client.ledgers.records import Reason
 from ledger_client.ledgers.write_state import PAYLOAD_SIZE_MAX
 from ledger_client.ledgers.writer import Request, WriteDriver
 from ledger_client.topics.lanes.lane_actions import (
@@ -55,14 +53,13 @@ from ledger_client.topics.lanes.lane_machine import LaneMachine, State
 from ledger_client.topics.lanes.lane_rows import Found, LaneRows
 from ledger_client.topics.lanes.lane_state import LaneEnd, SealedBatch
 from ledger_client.topics.lanes.routes import Route
+from ledger_client.topics.lanes.slower_copies import SLOWER_S, SlowerCopies
 from ledger_client.topics.lanes.written_ledger import Append, Send, WrittenLedger
+from metadata.records import LedgerRecord
+from metadata.topics import TopicRecord
 
 OPENING_ATTEMPTS = 3
 """Attempts to make the first ledger, while bookies fail."""
-SLOWER_S = 0.2
-"""For bookies beyond the ack quorum, when a ledger ends."""
-MARK_S = 5.0
-"""For recording that copies may be missing; without the record the next audit finds them."""
 PAUSE_S = 2.0
 PAUSE_URGENT_S = 0.5
 """The longest pause between two attempts at a step; urgent: while batches cannot go out."""
@@ -365,18 +362,12 @@ class LaneWriter:
             NoSuchTopic, ProducerFenced: see LaneRows.
             MetadataUnavailable: nothing was changed.
         """
-        ledgers, rows = self._ledgers, self._rows
-        await rows.renew_topic()
-        topic = rows.topic
-        plan = LedgerPlan(
-            ensemble_size=topic.replication,
-            write_quorum=topic.replication,
-            ack_quorum=topic.ack_quorum,
-            custom={"topic": topic.name, "partition": str(rows.partition), "lane": str(rows.lane)},
-        )
-        record = await new_record(plan, catalogue=ledgers.catalogue, placement=ledgers.placement)
-        await rows.prepare(record, instead_of=step.instead_of)
-        writer = self._writers[record.ledger_id] = ledgers.writers.open(record)
+        rows, record = self._rows, self._rows.take_claimed()
+        if record is None:
+            await rows.renew_topic()
+            record = await new_ledger(self._ledgers, rows.partition, rows.lane, rows.topic)
+            await rows.prepare(record, instead_of=step.instead_of)
+        writer = self._writers[record.ledger_id] = self._ledgers.writers.open(record)
         self._machine.prepared(writer.id, record.created_ms, trio.current_time())
 
     async def _begin(self, step: Begin) -> None:
@@ -514,6 +505,24 @@ class LaneWriter:
         self.fail(ProducerClosed(self.topic))
 
 
+async def new_ledger(
+    ledgers: Ledgers, partition: int, lane: int, topic: TopicRecord
+) -> LedgerRecord:
+    """Return the record of a new ledger for a lane, without storing it.
+
+    Raises:
+        NotEnoughBookies: fewer than the topic's replication take writes.
+        MetadataUnavailable: the store did not answer.
+    """
+    plan = LedgerPlan(
+        ensemble_size=topic.replication,
+        write_quorum=topic.replication,
+        ack_quorum=topic.ack_quorum,
+        custom={"topic": topic.name, "partition": str(partition), "lane": str(lane)},
+    )
+    return await new_record(plan, catalogue=ledgers.catalogue, placement=ledgers.placement)
+
+
 class Waiting(Append):
     """Batches and an event for the task that waits for them."""
 
@@ -552,49 +561,3 @@ class LaneRequest(Request):
 async def _settle(writer: WriteDriver, settled: trio.Event) -> None:
     await writer.settle()
     settled.set()
-
-
-class SlowerCopies:
-    """Copies of a ledger that the lane has left, which slower bookies may not have yet.
-
-    Of one ledger at a time, in the background. If this process is killed first, the lane's next
-    writer has the copies checked.
-    """
-
-    def __init__(self, catalogue: Catalogue, nursery: trio.Nursery) -> None:
-        self._catalogue = catalogue
-        self._nursery = nursery
-        self._known = trio.Event()
-        self._known.set()
-
-    def watch(self, ended: WriteDriver) -> None:
-        """Have copies checked that slower bookies do not acknowledge soon."""
-        self._known = trio.Event()
-        self._nursery.start_soon(self._watch, ended)
-
-    async def wait(self) -> None:
-        """Wait until the watched copies are acknowledged or marked for a check."""
-        await self._known.wait()
-
-    async def _watch(self, ended: WriteDriver) -> None:
-        reason: Reason | None = "check"
-        try:
-            await ended.settle(slower_s=SLOWER_S)
-            reason = ended.doubt()
-        finally:
-            ended.fail(LedgerClosed(ended.id))
-            if reason is not None:
-                with trio.CancelScope(shield=True, deadline=trio.current_time() + MARK_S):
-                    await self._mark(ended.id, reason)
-            self._known.set()
-
-    async def _mark(self, ledger_id: int, reason: Reason) -> None:
-        while True:
-            try:
-                await self._catalogue.mark(ledger_id, reason)
-            except MetadataUnavailable:
-                await trio.sleep(RETRY_S)
-            except MetadataBroken:
-                return  # the audit finds it; it is no reason to end the lane
-            else:
-                return

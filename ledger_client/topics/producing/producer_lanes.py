@@ -38,10 +38,12 @@ class PartitionWatch:
 
     Attributes:
         topic: its record, with the partitions that are used now.
+        version: of that record.
     """
 
-    def __init__(self, catalogue: TopicCatalogue, topic: TopicRecord) -> None:
+    def __init__(self, catalogue: TopicCatalogue, topic: TopicRecord, version: int) -> None:
         self.topic = topic
+        self.version = version
         self._catalogue = catalogue
         self._hint = trio.Event()
 
@@ -74,10 +76,10 @@ class PartitionWatch:
         """Return False if it must be done again."""
         name = self.topic.name
         try:
-            record, _ = await self._catalogue.get(name)
+            record, version = await self._catalogue.get(name)
             if record.uid == self.topic.uid and record.partitions > self.topic.partitions:
                 await use(record)
-                self.topic = record
+                self.topic, self.version = record, version
         except LedgerError as failure:  # if the topic is gone, its lanes fail
             _log.info("topic %s: added partitions are looked for again later: %s", name, failure)
             return False
@@ -116,6 +118,7 @@ class ProducerLanes:
             owner=self._owner,
             is_back=is_anew,
             rolls=self._rolls,
+            topic_version=self._watch.version,
         )
 
 
@@ -125,8 +128,8 @@ async def topic_producer(
 ) -> AsyncIterator[Producer]:
     """Write a topic for the length of the block; see Client.producer()."""
     options = ProducerOptions(**settings)
-    record, _ = await context.catalogue.get(topic)
-    watch = PartitionWatch(context.catalogue, record)
+    record, version = await context.catalogue.get(topic)
+    watch = PartitionWatch(context.catalogue, record, version)
     async with open_producer(
         record,
         options,

@@ -62,15 +62,22 @@ async def write(client: Client, topic: TopicRecord, history: LaneHistory) -> Non
 
 
 @pytest.mark.parametrize("is_made", [False, True])
-@pytest.mark.parametrize("at", range(1, 22))
+@pytest.mark.parametrize(
+    ("is_new", "at"),
+    [*((False, at) for at in range(1, 22)), *((True, at) for at in range(1, 4))],
+)
 async def test_a_writer_may_be_killed_at_any_transaction(
-    autojump_clock: MockClock, at: int, is_made: bool
+    autojump_clock: MockClock, is_new: bool, at: int, is_made: bool
 ) -> None:
-    """What it acknowledged is there once, no ledger is left over, versions go on."""
+    """What it acknowledged is there once, no ledger is left over, versions go on.
+
+    The claim of a new lane makes its first ledger, too.
+    """
     async with memory_cluster(4) as cluster, cluster.client() as client:
         topic = make_topic(cluster, entries=2)
         history = LaneHistory()
-        await write(client, topic, history)  # so that there is something to take over
+        if not is_new:  # there is something to take over
+            await write(client, topic, history)
         process = Process(cluster)
         process.line = Doomed(cluster, at, is_made=is_made)
         async with process.client(HASTY) as doomed:

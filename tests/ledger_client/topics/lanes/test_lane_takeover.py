@@ -14,12 +14,18 @@ from memory_cluster import MemoryCluster, memory_cluster
 from trio.testing import MockClock
 
 from ledger_client import Client
-from ledger_client.errors import LedgerError, MessagesLost, NoSuchLedger, SendUnknown
+from ledger_client.errors import (
+    LedgerError,
+    MessagesLost,
+    NoSuchLedger,
+    NoSuchTopic,
+    SendUnknown,
+)
 from ledger_client.topics.lanes.lane import open_lane
 from ledger_client.topics.lanes.lane_end import LOST_VERSIONS
 from ledger_client.topics.lanes.lane_writer import LaneWriter
 from metadata.records import ledger_key
-from metadata.topics import TopicRecord, lane_ledger_key
+from metadata.topics import TopicRecord, lane_ledger_key, topic_key
 from native.batch import BatchKind, encode_control
 from native.frame import Opcode
 
@@ -185,6 +191,38 @@ async def test_settings_that_were_changed_hold_from_the_next_ledger_on(
         assert [row.messages for row in found] == [2, 3, 1]
         sizes = [cluster.record(row.ledger_id).ensemble_size for row in found]
         assert sizes == [3, 2, 2]
+
+
+@pytest.mark.parametrize("bookies", [3, 2])
+async def test_settings_that_were_changed_since_the_topic_was_read_hold_from_the_first_ledger_on(
+    autojump_clock: MockClock, bookies: int
+) -> None:
+    """Two bookies are too few for what it was, and enough for what it is."""
+    async with memory_cluster(bookies) as cluster, cluster.client() as client:
+        topic = make_topic(cluster, replication=3)
+        version = cluster.store.values[topic_key(topic.name)].version
+        make_topic(cluster, replication=2, ack_quorum=2)
+        ledgers = client._context.ledgers
+        async with open_lane(ledgers, topic, -1, topic_version=version) as lane:
+            await lane.append([batch("a")])
+        (row,) = rows(cluster)
+        assert cluster.record(row.ledger_id).ensemble_size == 2
+
+
+@pytest.mark.parametrize("bookies", [1, 3])
+@pytest.mark.parametrize("is_back", [False, True])
+async def test_a_topic_that_was_deleted_since_it_was_read_is_named(
+    autojump_clock: MockClock, is_back: bool, bookies: int
+) -> None:
+    """Whatever else cannot be: that there are too few bookies, or that the lane was closed."""
+    async with memory_cluster(bookies) as cluster, cluster.client() as client:
+        topic = make_topic(cluster, replication=3)
+        version = cluster.store.values[topic_key(topic.name)].version
+        del cluster.store.values[topic_key(topic.name)]
+        ledgers, settings = client._context.ledgers, {"topic_version": version, "owner": "me"}
+        with pytest.raises(NoSuchTopic):
+            async with open_lane(ledgers, topic, -1, is_back=is_back, **settings):  # type: ignore[arg-type]
+                pass
 
 
 @pytest.mark.parametrize("seed", range(4))
