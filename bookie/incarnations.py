@@ -39,7 +39,7 @@ from metadata.store import MetadataStore
 from native.connection import Connection
 from native.digest import Digest
 from native.engine import Engine
-from native.errors import Full, Refused
+from native.errors import Full
 from native.frame import Code, Request
 
 ASK_S = 1.0
@@ -49,7 +49,14 @@ _log = logging.getLogger(__name__)
 
 
 class NotFenced(Exception):
-    """A fence was not set, and nothing may be said of the ledger's entries."""
+    """A fence was not set, and nothing may be said of the ledger's entries.
+
+    *code*: the answer.
+    """
+
+    def __init__(self, reason: str, code: Code = Code.IO_ERROR) -> None:
+        super().__init__(reason)
+        self.code = code
 
 
 class Newcomer(msgspec.Struct, frozen=True):
@@ -137,8 +144,8 @@ class Incarnations:
         """Return a fence with the incarnation that it means, if it would create the ledger.
 
         Raises:
-            Refused: the cluster has no such ledger.
-            NotFenced: it has one with another key, or it is unknown whether it has one.
+            NotFenced: the cluster has no such ledger, whatever is stored here; or it has one with
+                another key; or it is unknown whether it has one.
         """
         here = self._engine.ledger(request.ledger_id)
         is_here = here is not None and (here.deleted or here.key or here.incarnation == 0)
@@ -148,7 +155,7 @@ class Incarnations:
         if found.code == Code.UNKNOWN_STATE:
             raise NotFenced(f"ledger {request.ledger_id}: the metadata did not answer")
         if found.code:
-            raise Refused(f"ledger {request.ledger_id}: there is none")
+            raise NotFenced(f"ledger {request.ledger_id}: there is none", Code.NO_LEDGER)
         if found.key not in (None, request.key):
             raise NotFenced(f"ledger {request.ledger_id} has another key")
         return msgspec.structs.replace(

@@ -10,12 +10,12 @@ NO_LOGIN = len(_NO_LOGIN_BODY).to_bytes(4, "big") + _NO_LOGIN_BODY
 payload, in protobuf, after the header of version 2, opcode 3."""
 
 
-def not_fenced(request: Request) -> bytes:
-    """Return the response to a fencing READ or BATCH_READ whose fence is in doubt."""
+def not_fenced(request: Request, code: Code) -> bytes:
+    """Return the response to a fencing READ or BATCH_READ whose fence is in doubt, or refused."""
     ledger_id, entry_id = request.ledger_id, request.entry_id
     if request.opcode == Opcode.READ:
-        return response(Opcode.READ, Code.IO_ERROR, ledger_id, entry_id)
-    return batch_response(Code.IO_ERROR, ledger_id, entry_id, request.request_id)
+        return response(Opcode.READ, code, ledger_id, entry_id)
+    return batch_response(code, ledger_id, entry_id, request.request_id)
 
 
 def too_many(request: Request) -> bytes:

@@ -30,7 +30,6 @@ import itertools
 import logging
 import math
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 
 import trio
 
@@ -436,23 +435,26 @@ class Conversation:
 
     async def _fence(self, request: Request) -> None:
         """Fence the ledger; respond once that is durable, or after _FENCE_S_MAX."""
-        is_sure = False
-        with trio.move_on_after(_FENCE_S_MAX), suppress(NotFenced):
-            request = await self._fence_durably(request)
-            is_sure = True
-        if is_sure:
+        code = Code.IO_ERROR
+        with trio.move_on_after(_FENCE_S_MAX):
+            request, code = await self._fence_durably(request)
+        if code == Code.OK:
             await self._read(request)
         else:
             await self._outbox.room()
-            self._outbox.put(not_fenced(request))
+            self._outbox.put(not_fenced(request, code))
 
-    async def _fence_durably(self, request: Request) -> Request:
-        """Return the read that is the answer; if the fence was refused, it is refused again."""
-        with suppress(Refused, OtherLedger):
+    async def _fence_durably(self, request: Request) -> tuple[Request, Code]:
+        """Return the read that is the answer, unless the code is; a refusal is repeated by it."""
+        try:
             if self._server.incarnations:
                 request = await self._server.incarnations.meant(request)
             await self._server.events.synced(await self._fence_ticket(request))
-        return request
+        except NotFenced as doubt:
+            return request, doubt.code
+        except (Refused, OtherLedger):
+            return request, Code.OK
+        return request, Code.OK
 
     async def _fence_ticket(self, request: Request) -> int:
         if request.key is None:
@@ -575,9 +577,7 @@ class Conversation:
             with trio.move_on_after(self._send_s) as patience:
                 await self._stream.send_all(view[start : start + _PIECE_SIZE])
             if patience.cancelled_caught:
-                raise PeerAtFault(
-                    f"connection {self._token}: took no responses for {self._send_s:g} s"
-                )
+                raise PeerAtFault(f"connection {self._token}: took nothing for {self._send_s:g} s")
         self._in_send = 0
         self._sending_since, self._sent_at = math.inf, trio.current_time()
 

@@ -345,6 +345,20 @@ async def test_a_fence_of_who_says_nothing_gives_no_ledger_its_key(tmp_path: Pat
         await assert_new(here, 1)
 
 
+async def test_a_fence_is_refused_where_the_cluster_has_no_such_ledger_any_more(
+    tmp_path: Path,
+) -> None:
+    """Also on a bookie that lost the key, and could not refuse the read that is the answer."""
+    async with former(tmp_path) as here:
+        await here.says(NEW)
+        assert await here.read(0) == (Code.NO_ENTRY, b"")
+        await here.store.delete(ledger_key(LEDGER))
+        await here.says(0)
+        for key in (v2.KEY, v2.OTHER_KEY):
+            fence = await here.peer.ask(v2.read(LEDGER, -1, fence_key=key))
+            assert fence.code == Code.NO_LEDGER
+
+
 async def test_a_record_that_was_made_a_moment_ago_counts(tmp_path: Path) -> None:
     async with bookie(config_in(tmp_path)) as here:
         assert await here.add(0) == Code.NO_LEDGER
