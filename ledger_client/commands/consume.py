@@ -195,13 +195,7 @@ async def _consume(order: ConsumeRequest, settings: ConsumerSettings) -> None:
         client.consumer(order.topics, **settings) as consumer,
     ):
         settle = Settling(consumer, is_shared=settings["mode"] != "exclusive")
-        printing = Printing(client, consumer, settle, order)
-        try:
-            await printing.run()
-        finally:
-            if order.commit_s < math.inf and printing.is_printed:
-                with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_S):
-                    await settle.commit()
+        await Printing(client, consumer, settle, order).run()
 
 
 class Settling:
@@ -233,16 +227,15 @@ def _reported() -> Iterator[None]:
 
 
 class Printing:
-    """Prints what the consumer gets.
-
-    Attributes:
-        is_printed: all that the consumer handed out was printed.
-    """
+    """Prints what the consumer gets."""
 
     def __init__(
         self, client: Client, consumer: GroupConsumer, settle: Settling, order: ConsumeRequest
     ) -> None:
-        self.is_printed = False
+        self._has_asked = False
+        """the consumer was asked for messages, and has answered"""
+        self._is_printing = False
+        """what it handed out last is not printed yet, or only a part of it"""
         self._client = client
         self._consumer = consumer
         self._settle = settle
@@ -252,7 +245,20 @@ class Printing:
         """topics whose schemas were looked up"""
 
     async def run(self) -> None:
-        """Print until the limit, or until nothing has come for the given time."""
+        """Print until the limit, or until nothing has come for the given time.
+
+        However it ends, what was printed is committed.
+        """
+        try:
+            await self._print_all()
+        finally:
+            if self._order.commit_s < math.inf and self._has_asked:
+                if self._is_printing:  # who reads it may have half a line: it comes again
+                    self._consumer.take_back()
+                with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_S):
+                    await self._settle.commit()
+
+    async def _print_all(self) -> None:
         order, left = self._order, self._order.limit
         if order.as_json:
             await self._look_up({name for name in order.topics if "*" not in name})
@@ -260,7 +266,7 @@ class Printing:
         while left is None or left > 0:
             count = POLL_MAX if left is None else min(left, POLL_MAX)
             messages = await self._consumer.poll(wait_s=POLL_S, messages_max=count)
-            self.is_printed = not messages
+            self._has_asked, self._is_printing = True, bool(messages)
             now = trio.current_time()
             if messages:
                 printed_at = now
@@ -284,7 +290,7 @@ class Printing:
             await put(text_of(messages))
         if self._order.commit_s < math.inf:
             self._settle.note(messages)
-        self.is_printed = True
+        self._is_printing = False
 
     async def _look_up(self, topics: set[str]) -> None:
         """Look up how values of these topics are decoded. Raises BadSchema."""

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import trio
-from group_rig import ORDERS, send, shop
+from group_rig import ORDERS, rest, send, shop
 from trio.testing import MockClock
 
 from ledger_client.commands import consume
@@ -51,3 +51,33 @@ async def test_a_schema_that_cannot_be_opened_is_told_once_and_ends_nothing(
             printing = Printing(client, consumer, Settling(consumer, is_shared=False), named)
             with pytest.raises(BadSchema):
                 await printing.run()
+
+
+@pytest.mark.parametrize("batches", [0, 1])
+async def test_whoever_stops_it_in_a_batch_gets_that_batch_again_and_no_other(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, batches: int
+) -> None:
+    """Whatever reads its output may have a part of it. The group has begun at its start."""
+    printed: list[bytes] = []
+
+    async def block(data: bytes) -> None:
+        if len(printed) == batches:
+            await trio.sleep_forever()
+        await trio.lowlevel.checkpoint()
+        printed.append(data)
+
+    monkeypatch.setattr(consume, "put", block)
+    monkeypatch.setattr(consume, "POLL_MAX", 3)
+    order = ConsumeRequest("", (ORDERS,), 1000.0, None, None, False, 0)
+    async with shop(1) as (_, client):
+        await send(client, 0, 8)
+        async with client.consumer(
+            ORDERS, group="billing", start="earliest", auto_commit_s=None
+        ) as consumer:
+            with trio.move_on_after(20) as scope:
+                await Printing(client, consumer, Settling(consumer, is_shared=False), order).run()
+            assert scope.cancelled_caught
+        taken = b"".join(printed).count(b"\n")
+        assert taken == 3 * batches
+        async with client.consumer(ORDERS, group="billing", start="latest") as consumer:
+            assert await rest(consumer) == list(range(taken, 8))
