@@ -61,7 +61,7 @@ dealt with inside; only a lasting failure is raised.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ledger_client.ledger_errors import (
     AckQuorumLost as AckQuorumLost,
@@ -526,6 +526,9 @@ class CommitRefused(LedgerError):
     Attributes:
         group: name of the group.
         parts: (topic's uid, partition) of each.
+
+    Args:
+        topics: the names of topics by uid, as far as they are known.
     """
 
     def __init__(
@@ -534,11 +537,19 @@ class CommitRefused(LedgerError):
         parts: Sequence[tuple[int, int]],
         *,
         reason: str = "not this member's, or not any more",
+        topics: Mapping[int, str] | None = None,
     ) -> None:
-        named = ", ".join(str(partition) for _, partition in parts[:5])
-        super().__init__(f"group {group}: partitions {named}: {reason}")
+        named = [_partition_of((topics or {}).get(uid, ""), part) for uid, part in parts[:5]]
+        more = [f"{len(parts) - 5} more"] if len(parts) > 5 else []
+        super().__init__(f"group {group}: {', '.join([*named, *more])}: {reason}")
         self.group = group
         self.parts = tuple(parts)
+
+
+def _partition_of(topic: str, partition: int) -> str:
+    if topic and partition < 0:  # it has none
+        return topic
+    return f"partition {partition} of {topic}" if topic else f"partition {partition}"
 
 
 class MemberRemoved(LedgerError):

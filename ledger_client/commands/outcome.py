@@ -40,7 +40,7 @@ _ADVICE: dict[type[BaseException], str] = {
     WrongPassword: "pass the one it was created with by --password or QUIRE_PASSWORD",
     NotEnoughBookies: "`quire cluster status` shows them",
     TopicExists: "`quire topic describe` shows it",
-    Gap: "`quire read --skip-gaps` goes on with what is left",
+    Gap: "--skip-gaps goes on with what is left",
     AckQuorumLost: "what was acknowledged stays readable; write the rest to a new ledger",
     ReplicasUnavailable: "start the bookies named here",
 }

@@ -9,12 +9,13 @@ it is told by the next call that can raise.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Set
 from typing import NamedTuple, TypeAlias
 
 import trio
 
-from ledger_client.errors import CommitRefused, LedgerError
+from ledger_client.errors import CommitRefused, LedgerError, MetadataUnavailable
+from ledger_client.groups.lapses import Lapses
 from ledger_client.groups.progress import Progress
 from ledger_client.topics.positions import Place, Places
 from metadata.groups.assignment import Part
@@ -36,7 +37,7 @@ class Commits:
     Args:
         progress: stores them.
         check: raises BadTopic for places that are not in their lanes.
-        on_stored: called with the places that are stored.
+        lapses: has the partitions of which the application is to be told as they went.
         on_failure: called when a commit that nobody waits for has failed.
     """
 
@@ -44,19 +45,23 @@ class Commits:
         self,
         progress: Progress,
         check: Callable[[PartPlaces], Awaitable[None]],
-        on_stored: Callable[[PartPlaces], None],
+        lapses: Lapses,
         on_failure: Callable[[], None],
     ) -> None:
         self._progress = progress
         self._check = check
-        self._on_stored = on_stored
+        self._lapses = lapses
         self._on_failure = on_failure
         self._started: dict[Part, dict[int, Started]] = {}
+        self._storing: dict[Part, dict[int, Started]] = {}
+        """what was started and is being stored"""
         self._news = trio.Event()
         self._turn = trio.Lock()
         self._failure: LedgerError | None = None
         self._refused: set[Part] = set()
-        """partitions in which what was started was refused"""
+        """partitions in which what was started was refused, which nobody was told of"""
+        self._owed: set[Part] = set()
+        """partitions of which it is told, once nothing is under way there, if they lapsed"""
 
     async def run(self) -> None:
         """Store what was started, until cancelled."""
@@ -74,7 +79,7 @@ class Commits:
     async def commit(self, places: PartPlaces, *, explicit: bool = False) -> None:
         """Commit what was started, then these places; return when both are durable.
 
-        What was started may have failed: see take_refused() and raise_failure().
+        What was started may have failed: see take_refused() and take_failure().
 
         Raises:
             BadTopic: an explicit place is not in its lane. None of *places* was committed.
@@ -83,36 +88,70 @@ class Commits:
         await self._store_started()
         await self._commit(places, explicit=explicit)
 
+    @property
+    def under_way(self) -> Set[Part]:
+        """The partitions in which started commits are not over."""
+        return self._started.keys() | self._storing.keys()
+
     async def finish(self) -> None:
         """Wait until everything that was started is stored, or has failed."""
         await self._store_started()
+
+    def owe(self, parts: Set[Part]) -> None:
+        """Count those of *parts* as refused that lapsed, once nothing is under way there."""
+        self._owed |= parts
 
     def take_refused(self) -> set[Part]:
         """Return, once, the partitions in which commits that nobody waited for were refused."""
         refused, self._refused = self._refused, set()
         return refused
 
-    def raise_failure(self) -> None:
-        """Raise once why else a commit that nobody waited for has failed, if one has."""
+    def take_failure(self) -> LedgerError | None:
+        """Return, once, why else a commit that nobody waited for has failed, if one has."""
         failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+        return failure
+
+    def end(self) -> LedgerError | None:
+        """Return what take_failure() would, or else that what was started is not over."""
+        if self._failure is None and self.under_way:
+            return MetadataUnavailable("a commit that was started may have been made, or not")
+        return self.take_failure()
+
+    @property
+    def refused(self) -> Set[Part]:
+        """What take_refused() would return."""
+        return self._refused
+
+    @property
+    def has_failed(self) -> bool:
+        """True if take_refused() or take_failure() has something."""
+        return bool(self._refused) or self._failure is not None
 
     async def _store_started(self) -> None:
         if not self._started and not self._turn.locked():
             return  # a turn would make many commits wait for each other
         async with self._turn:
-            started, self._started = self._started, {}
+            self._storing, self._started = self._started, {}
             try:
                 for explicit in (False, True):
-                    await self._store(_chosen(started, explicit), explicit=explicit)
+                    await self._store(_places(self._storing, explicit), explicit=explicit)
+                    self._storing = _without(self._storing, explicit)
+                self._pay()
             except BaseException:
                 # Who waited here does so no longer; what others have started is not forgotten.
+                left, self._storing = self._storing, {}
                 for part, lanes in self._started.items():
-                    _add(started, part, lanes)
-                self._started = started
+                    _add(left, part, lanes)
+                self._started = left
                 self._news.set()
                 raise
+
+    def _pay(self) -> None:
+        over = self._owed - self.under_way
+        self._owed -= over
+        if late := over & self._lapses.untold:
+            self._refused |= late
+            self._on_failure()
 
     async def _store(self, places: PartPlaces, *, explicit: bool) -> None:
         try:
@@ -132,9 +171,11 @@ class Commits:
         try:
             await self._progress.commit(places, goes_back=explicit)
         except CommitRefused as refused:
-            self._on_stored({p: lanes for p, lanes in places.items() if p not in refused.parts})
+            self._lapses.note_stored(
+                {p: lanes for p, lanes in places.items() if p not in refused.parts}
+            )
             raise
-        self._on_stored(places)
+        self._lapses.note_stored(places)
 
 
 def _add(started: dict[Part, dict[int, Started]], part: Part, later: Mapping[int, Started]) -> None:
@@ -148,7 +189,17 @@ def _add(started: dict[Part, dict[int, Started]], part: Part, later: Mapping[int
             lanes[lane] = before._replace(place=each.place)
 
 
-def _chosen(started: Mapping[Part, Mapping[int, Started]], explicit: bool) -> PartPlaces:
+def _without(
+    started: Mapping[Part, Mapping[int, Started]], explicit: bool
+) -> dict[Part, dict[int, Started]]:
+    left: dict[Part, dict[int, Started]] = {}
+    for part, lanes in started.items():
+        if others := {lane: each for lane, each in lanes.items() if each.explicit != explicit}:
+            left[part] = others
+    return left
+
+
+def _places(started: Mapping[Part, Mapping[int, Started]], explicit: bool) -> PartPlaces:
     chosen: dict[Part, Places] = {}
     for part, lanes in started.items():
         places = {lane: each.place for lane, each in lanes.items() if each.explicit == explicit}

@@ -44,6 +44,8 @@ from metadata.groups.rows import MemberRecord, Wanted
 if TYPE_CHECKING:
     import pyarrow as pa
 
+BY_ACK = "acknowledge its messages with ack()"
+NO_PLACES = "its members have no places; Client.groups.lag() and reset() have the group's"
 CLOSE_S = 5.0
 DELAY_S_MAX = 86_400.0
 """Until a message is delivered again."""
@@ -155,7 +157,8 @@ class GroupConsumer(Openable):
         "topic". Raises as poll().
         """
         _check_poll(wait_s, messages_max)
-        return await self._in_order.poll_batches(wait_s=wait_s, messages_max=messages_max)
+        in_order = self._exclusive("its messages come one by one; take them with poll()")
+        return await in_order.poll_batches(wait_s=wait_s, messages_max=messages_max)
 
     def take_back(self) -> None:
         """Take back what was handed out last, as if it had not been: it is read again.
@@ -203,7 +206,7 @@ class GroupConsumer(Openable):
             LedgerError: a commit that commit_nowait() started has failed. This one was made.
         """
         self._check_member()
-        await self._in_order.commit(what)
+        await self._exclusive(BY_ACK).commit(what)
 
     def commit_nowait(self, what: Message | Sequence[LanePlace] | None = None) -> None:
         """Begin to store the group's progress, and do not wait for it.
@@ -218,14 +221,14 @@ class GroupConsumer(Openable):
             MemberRemoved: as poll().
         """
         self._check_member()
-        self._in_order.commit_nowait(what)
+        self._exclusive(BY_ACK).commit_nowait(what)
 
     def position(self) -> Position:
         """Return the position, a place in each lane, after the messages that were handed out.
 
         A lane that is not there begins at its first message.
         """
-        return self._in_order.position()
+        return self._exclusive(NO_PLACES).position()
 
     def committed(self) -> Position:
         """Return the position at which the group goes on in this consumer's partitions.
@@ -233,7 +236,7 @@ class GroupConsumer(Openable):
         A lane that is not there begins at its first message. A partition that is not there has
         none, or nothing was committed in it.
         """
-        return self._in_order.committed()
+        return self._exclusive(NO_PLACES).committed()
 
     async def lag(self) -> list[ConsumedLane]:
         """Return the lanes of this consumer's partitions: where it is, and what lies before it.
@@ -258,7 +261,7 @@ class GroupConsumer(Openable):
             LedgerError: the lanes could not be looked up.
         """
         self._check_member()
-        await self._in_order.seek(position)
+        await self._exclusive(NO_PLACES).seek(position)
 
     def _check_member(self) -> None:
         """Raise MemberRemoved once the membership has ended for good.
@@ -274,12 +277,10 @@ class GroupConsumer(Openable):
             await trio.sleep(every_s)
             await self._delivery.commit_consumed()
 
-    @property
-    def _in_order(self) -> InOrder:
+    def _exclusive(self, otherwise: str) -> InOrder:
+        """Return what delivers in order; in a shared group BadGroup says what to do *otherwise*."""
         if isinstance(self._delivery, Shared):
-            raise BadGroup(
-                f"group {self._options.group} is shared: acknowledge its messages with ack()"
-            )
+            raise BadGroup(f"group {self._options.group} is shared: {otherwise}")
         return self._delivery
 
     # --- acknowledgements ----------------------------------------------------------------
@@ -318,6 +319,8 @@ class GroupConsumer(Openable):
         *reason* is kept in its dead letter, if it becomes one. Raises CommitRefused if another
         member has the message by now.
         """
+        if not isinstance(reason, str):
+            raise TypeError(f"reason takes a text, not {reason!r:.80}")
         if not 0 <= delay_s <= DELAY_S_MAX:
             raise BadGroup(f"delay_s {delay_s} is not 0 to {DELAY_S_MAX}")
         self._shared.nack(_one_message(message), delay_s, reason)
@@ -382,7 +385,7 @@ class GroupConsumer(Openable):
             await self._held.leave()
         else:
             await self._close(is_done=False)
-            self._delivery.raise_failure()
+            self._delivery.raise_failures()
 
     async def _close(self, *, is_done: bool) -> None:
         """Commit what was consumed, and leave the group, in CLOSE_S at most."""
@@ -438,6 +441,17 @@ def at_hand(consumer: GroupConsumer) -> Iterator[Message]:
     return delivery.at_hand if isinstance(delivery, InOrder) else iter(())
 
 
+def _names_of(topics: str | Sequence[str]) -> list[str]:
+    """Return names and patterns as a list. Raises TypeError for anything else."""
+    names = (
+        list(topics) if isinstance(topics, Iterable) and not isinstance(topics, str) else [topics]
+    )
+    for each in names:
+        if not isinstance(each, str):
+            raise TypeError(f"neither the name of a topic nor several: {each!r:.80}")
+    return names
+
+
 @asynccontextmanager
 async def open_consumer(
     context: TopicContext,
@@ -450,7 +464,7 @@ async def open_consumer(
     """Consume topics as a member of a group; Client.consumer() has the details."""
     options = ConsumerOptions(**settings)
     options.check()
-    wanted = await wanted_topics(context, [topics] if isinstance(topics, str) else topics, options)
+    wanted = await wanted_topics(context, _names_of(topics), options)
     async with heartbeats.held() as beats, Background() as nursery:
         consumer = GroupConsumer(context, options, wanted, beats, nursery, open_dead, open_ticks)
         await consumer._open()
@@ -460,4 +474,4 @@ async def open_consumer(
             is_done = consumer._held is None or consumer._held.is_block_over
         finally:
             await consumer._close(is_done=is_done)
-        consumer._delivery.raise_failure()
+        consumer._delivery.raise_failures()

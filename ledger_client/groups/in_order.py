@@ -83,9 +83,7 @@ class InOrder:
         self._tick = 0
         """the tick up to which *_current* reaches, if messages come by timestamp"""
         self._lapses = Lapses()
-        self._commits = Commits(
-            progress, partitions.check, self._lapses.note_stored, self._interrupt
-        )
+        self._commits = Commits(progress, partitions.check, self._lapses, self._interrupt)
         self._ending: set[Part] = set()
         """partitions whose last commit has begun"""
         self._put_off: LedgerError | None = None
@@ -169,7 +167,7 @@ class InOrder:
     def _has_more(self, take_next: Callable[[], bool]) -> bool:
         """Return True if there is another message; a failure waits for the next call."""
         try:
-            return bool(length_hint(self._ready)) or take_next()
+            return bool(length_hint(self._ready)) or (not self._commits.has_failed and take_next())
         except LedgerError as failure:
             self._put_off = failure
             return False
@@ -331,44 +329,61 @@ class InOrder:
             refused = {Part(*part) for part in failure.parts}
         if revoking is None:
             refused |= self._commits.take_refused()
-        self._raise_refused(refused, what, revoking)
-        if revoking is None:
-            self._commits.raise_failure()
+        self._raise_refused(refused | self._untold(what, revoking), revoking)
+        if revoking is None and (other := self._commits.take_failure()):
+            raise other
 
     def commit_nowait(self, what: Message | Sequence[LanePlace] | None) -> None:
         """Store the group's progress soon. Raises BadGroup, CommitRefused."""
         revoking = self._partitions.revoking()
-        self._commits.start(self._named(what, revoking), explicit=_is_explicit(what))
-        self._raise_refused(set(), what, revoking)
+        places, untold = self._named(what, revoking), self._untold(what, revoking)
+        self._commits.start(places, explicit=_is_explicit(what))
+        self._raise_refused(untold, revoking)
 
-    def _raise_refused(
-        self,
-        refused: set[Part],
-        what: Message | Sequence[LanePlace] | None,
-        revoking: Revocation | None,
-    ) -> None:
-        """Raise CommitRefused for these, and once if a commit of all handed out is not of all.
+    def _untold(
+        self, what: Message | Sequence[LanePlace] | None, revoking: Revocation | None
+    ) -> Set[Part]:
+        """Return the partitions in which a commit of all that was handed out is not of all.
 
-        on_revoked learns it of its own partitions, and the application still does.
+        Those in which something is under way are left for later: it may turn out to be stored.
         """
-        if what is None:
-            lapsed = self._lapses.untold if revoking is None else revoking.lapsed
-            refused = refused | self._lapses.among(lapsed)
+        if what is not None:
+            return set()
+        under_way = self._commits.under_way
+        if revoking is not None:
+            return self._lapses.among(revoking.lapsed) - under_way
+        lapsed = self._lapses.untold - self._commits.refused
+        self._commits.owe(lapsed & under_way)
+        return lapsed - under_way
+
+    def _raise_refused(self, refused: Set[Part], revoking: Revocation | None) -> None:
+        """Raise CommitRefused once; what on_revoked learns of, the application still does."""
         if refused:
             if revoking is None:
-                self._lapses.note_told(refused)
-            raise CommitRefused(self._group, sorted(refused))
+                self._lapses.note_told(refused, self._handed_out())
+            raise self._partitions.refusal(refused)
 
     async def finish_commits(self) -> None:
         """Wait until the commits that were only started are stored, or have failed."""
         await self._commits.finish()
 
     def raise_failure(self) -> None:
-        """Raise why commits that nobody waited for have failed, if some have."""
-        if refused := self._commits.take_refused():
-            self._lapses.note_told(refused)
-            raise CommitRefused(self._group, sorted(refused))
-        self._commits.raise_failure()
+        """Raise why a commit that nobody waited for has failed, if one has; refusals first."""
+        self._raise_refused(self._commits.take_refused(), None)
+        if failure := self._commits.take_failure():
+            raise failure
+
+    def raise_failures(self) -> None:
+        """Raise why commits that nobody waited for have failed, all at once: this is the end."""
+        failure = self._commits.end()
+        try:
+            self._raise_refused(self._commits.take_refused(), None)
+        except CommitRefused as refusal:
+            if failure is not None:
+                refusal.add_note(f"another commit failed, too: {failure}")
+            raise
+        if failure is not None:
+            raise failure
 
     def _named(
         self, what: Message | Sequence[LanePlace] | None, revoking: Revocation | None
@@ -415,8 +430,8 @@ class InOrder:
         """Go on from these places. Raises as GroupConsumer.seek()."""
         places = by_part(position)
         parts = set(places)
-        if strange := sorted(parts - self._partitions.active):
-            raise CommitRefused(self._group, strange)
+        if strange := parts - self._partitions.active:
+            raise self._partitions.refusal(strange)
         await self._partitions.check(places)
         await self._partitions.move(places)
         self._go_on(places)
@@ -447,8 +462,8 @@ class InOrder:
         number = self._numbers.get((part, message.lane), {}).get(message.id.ledger_id)
         if number is None:
             if revoking is None:
-                self._lapses.note_told({part})
-            raise CommitRefused(self._group, [part])
+                self._lapses.note_told({part}, {})
+            raise CommitRefused(self._group, [part], topics={part.topic: message.topic})
         entry, index, version = message.id.entry_id, message.id.batch_index, message.version
         if index < 0 or self._last[part, message.lane] == (*message.id[:2], index):
             after = Place(number, entry + 1, 0, message.id.ledger_id, version + 1)
@@ -464,6 +479,7 @@ class InOrder:
             self.give_back()  # older ones of the partition may come before them
         self._note_handed()
         self._handed[part] = dict(places)
+        self._lapses.begin(part)
 
     async def read(self, starts: dict[Part, Places]) -> None:
         """Read partitions from these places on. Raises LedgerError."""

@@ -19,6 +19,12 @@ class Lapses:
         self._had: dict[Part, Places] = {}
         """where what was handed out and not committed ends, in each lane"""
         self._untold: set[Part] = set()
+        self._known: dict[Part, Places] = {}
+        """what the application knows to have lost, of partitions that have not gone yet"""
+
+    def begin(self, part: Part) -> None:
+        """Note that *part* is read anew: what is handed out from now on may lapse again."""
+        self._known.pop(part, None)
 
     def add(self, had: Mapping[Part, Places], telling: Set[Part]) -> None:
         """Note what the application *had* of partitions that went; it is told of *telling*.
@@ -26,7 +32,9 @@ class Lapses:
         Of each only the lanes in which something is not committed.
         """
         self._had.update(had)
-        self._untold |= had.keys() & telling
+        self._untold |= {
+            part for part in had.keys() & telling if beyond(had[part], self._known.get(part, {}))
+        }
 
     def note_stored(self, places: Mapping[Part, Places]) -> None:
         """Forget what comes not again, since *places* were stored."""
@@ -36,9 +44,10 @@ class Lapses:
                 del self._had[part]
                 self._untold.discard(part)
 
-    def note_told(self, parts: Set[Part]) -> None:
-        """Note that the application knows that *parts* went."""
+    def note_told(self, parts: Set[Part], handed: Mapping[Part, Places]) -> None:
+        """Note that the application knows that *parts* went, or go with what was *handed* out."""
         self._untold -= parts
+        self._known |= {part: handed[part] for part in parts & handed.keys()}
 
     def among(self, parts: Set[Part]) -> Set[Part]:
         """Return those of *parts* that lapsed."""

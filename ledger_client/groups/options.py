@@ -116,7 +116,8 @@ class ConsumerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """how long the application may go on with what it has of a partition that moves elsewhere"""
     on_assigned: OnParts | None = None
     """called before the first message of new partitions: a function, or an async one. In asyncio it
-    runs in the loop, in `blocking` in a worker thread; an error that it raises ends the consumer"""
+    runs in the loop, in `blocking` in a worker thread; an error that it raises ends the consumer's
+    block, in an exception group"""
     on_revoked: OnParts | None = None
     """called when partitions move elsewhere, while their progress can still be committed; or when
     they are lost, and it cannot: the consumer was not heard of, or was not done with its messages

@@ -125,6 +125,8 @@ class Partitions:
         """what it has, as far as its row says"""
         self.feeds: dict[int, TopicFeed] = {}
         """by topic uid"""
+        self._topic_names: dict[int, str] = {}
+        """of topics that are or were read, by uid"""
         self._joined_ms = 0
         self._restarted: dict[Part, Places] = {}
         """where partitions go on whose lanes are looked up"""
@@ -158,6 +160,10 @@ class Partitions:
     def topic_of(self, part: Part) -> str:
         """Return the name of the topic of a partition that is or was read."""
         return self.feeds[part.topic].topic.name
+
+    def refusal(self, parts: Iterable[Part]) -> CommitRefused:
+        """Return the error for commits of *parts*, which names topics that are or were read."""
+        return CommitRefused(self._options.group, sorted(parts), topics=self._topic_names)
 
     def named(self, parts: Iterable[Part]) -> list[TopicPartition]:
         """Return partitions by the names of their topics, sorted."""
@@ -382,9 +388,12 @@ class Partitions:
             except BadGroup as failure:
                 self._on_failure(failure)
                 return
-            except NoSuchTopic:
-                gained -= parts  # soon the row will not have it either
+            except (NoSuchTopic, CommitRefused):
+                # There is a newer row, or soon will be: without these, or all of them come then.
+                gained -= parts
                 self._close_feed(uid)
+        if not gained:
+            return
         self._hold(gained)
         for part in gained:
             holder.begin(part, starts[part])
@@ -398,7 +407,7 @@ class Partitions:
         while True:
             try:
                 return await work()
-            except (BadGroup, NoSuchTopic):
+            except (BadGroup, CommitRefused, NoSuchTopic):
                 raise
             except LedgerError as failure:
                 group = self._options.group
@@ -415,15 +424,18 @@ class Partitions:
         if not first or start == "earliest":
             return starts
         if start == "none":
+            partition, where = self.partition(first[0]), feed.topic.name
+            if partition >= 0:
+                where = f"partition {partition} of {where}"
             raise BadGroup(
-                f"group {self._options.group} has committed nothing in partition "
-                f'{first[0].partition} of {feed.topic.name}, and start is "none"'
+                f"group {self._options.group} has committed nothing in {where}, and start is "
+                '"none"; begin at "earliest" or "latest"'
             )
         later = {part for part in first if start == "latest" and self._is_later(feed, part)}
         places = await feed.begin({self.partition(part) for part in first}, start)
         begun = {part: {} if part in later else places[self.partition(part)] for part in first}
         # Durable at once: what is written from now on is not missed by the next member.
-        await self._progress.commit(begun)
+        await self._progress.begin(begun)
         return starts | begun
 
     def _is_later(self, feed: TopicFeed, part: Part) -> bool:
@@ -450,7 +462,7 @@ class Partitions:
             open_ticks=self._open_ticks if by_timestamp else None,
         )
         self._nursery.start_soon(feed.run)
-        self.feeds[uid] = feed
+        self.feeds[uid], self._topic_names[uid] = feed, topic.name
         self._context.figures.consuming(self._options.group, topic.name)  # there before it counts
         return feed
 

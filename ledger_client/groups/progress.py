@@ -190,6 +190,15 @@ class Progress:
         if lost:
             raise CommitRefused(self._group, lost)
 
+    async def begin(self, places: Mapping[Part, Places]) -> None:
+        """Store where partitions begin that have no progress yet, and return when it is durable.
+
+        Raises as commit(), and CommitRefused even for a partition of which nothing was read.
+        """
+        await self.commit(places)
+        if lost := sorted(p for p in places if p not in self._owned or p not in self._stored):
+            raise CommitRefused(self._group, lost)
+
     async def settle(self) -> None:
         """Return when the commits that were under way are over, whatever became of them."""
         with suppress(LedgerError):

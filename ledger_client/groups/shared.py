@@ -249,8 +249,8 @@ class Shared:
     def _find(self, message: Message) -> tuple[Share, int]:
         found = self._holdings.find(message)
         if found is None:
-            part = Part(-1, message.id.partition)
-            raise CommitRefused(self._options.group, [part], reason=GONE)
+            part, names = Part(-1, message.id.partition), {-1: message.topic}
+            raise CommitRefused(self._options.group, [part], reason=GONE, topics=names)
         return found
 
     # --- again ---------------------------------------------------------------------------
@@ -522,7 +522,7 @@ class Shared:
             ):
                 nursery.start_soon(work)
 
-    def raise_failure(self) -> None:
+    def raise_failures(self) -> None:
         """Raise what went wrong and was not raised yet. Raises LedgerError."""
         self._taking.raise_failure()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -12,7 +12,13 @@ from memory_cluster import MemoryCluster
 from trio.testing import MockClock
 
 from ledger_client import BadGroup, BadTopic, CommitRefused, MemberRemoved, MetadataUnavailable
+from ledger_client.groups import arrivals
+from ledger_client.groups.commits import Commits
+from ledger_client.groups.consumer import GroupConsumer
+from ledger_client.groups.lapses import Lapses
 from ledger_client.groups.options import ConsumedLane
+from ledger_client.groups.progress import Progress
+from ledger_client.topics.positions import Place
 from metadata.groups.assignment import Part
 from metadata.groups.rows import PROGRESS
 from metadata.store import Op, Put, Versions
@@ -67,7 +73,7 @@ async def test_commits_started_during_another_one_travel_together(
             for message in messages:
                 consumer.commit_nowait(message)
                 await trio.sleep(0.01)
-            started = consumer._in_order._commits._started
+            started = consumer._exclusive("")._commits._started
             assert sum(map(len, started.values())) <= 2
             await consumer.commit()
             assert len(seen) <= 7
@@ -343,7 +349,7 @@ async def test_every_partition_in_which_started_commits_were_refused_is_told_onc
             async def refuse(places: Mapping[Part, object], **_: object) -> None:
                 raise CommitRefused("billing", sorted(places))
 
-            consumer._in_order._progress.commit = refuse  # type: ignore[method-assign]
+            consumer._exclusive("")._progress.commit = refuse  # type: ignore[method-assign]
             for partition in (0, 1):
                 consumer.commit_nowait(first[partition])
                 await trio.sleep(1)
@@ -353,3 +359,135 @@ async def test_every_partition_in_which_started_commits_were_refused_is_told_onc
                     await consumer.commit(first[2])
                 told.append([partition for _, partition in refused.value.parts])
             assert told == [[0, 1, 2], [2]]
+
+
+def refuse_once(consumer: GroupConsumer) -> None:
+    """Let the next commit of *consumer* be refused, in all its partitions."""
+    progress = consumer._exclusive("")._progress
+    commit = progress.commit
+
+    async def refuse(places: Mapping[Part, object], **_: object) -> None:
+        progress.commit = commit  # type: ignore[method-assign]
+        raise CommitRefused("billing", sorted(places))
+
+    progress.commit = refuse  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("tells", ["commit", "poll_batches", "close"])
+async def test_a_refusal_that_comes_as_batches_do_is_told_once(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, tells: str
+) -> None:
+    """By the next call, which need not be one that asks for messages."""
+    monkeypatch.setattr(arrivals, "BATCHES_PER_CHECKPOINT", 1)
+    checkpoint = trio.lowlevel.cancel_shielded_checkpoint
+    async with shop(1) as (_, client):
+        await send(client, 0, 3)
+        consumer = await client.consumer(
+            ORDERS, group="billing", start="earliest", auto_commit_s=None
+        )
+        assert await take(consumer, 1) == [0]
+        await trio.sleep(1)
+
+        async def commit_meanwhile() -> None:
+            monkeypatch.setattr(trio.lowlevel, "cancel_shielded_checkpoint", checkpoint)
+            refuse_once(consumer)
+            consumer.commit_nowait()
+            await consumer._exclusive("").finish_commits()
+
+        monkeypatch.setattr(trio.lowlevel, "cancel_shielded_checkpoint", commit_meanwhile)
+        assert sum(batch.num_rows for batch in await consumer.poll_batches()) > 0
+        with pytest.raises(CommitRefused):
+            await getattr(consumer, tells)()
+        if tells != "close":
+            await consumer.commit()
+        await consumer.close()
+
+
+async def test_the_end_tells_of_a_refusal_and_of_another_failure(autojump_clock: MockClock) -> None:
+    async with shop(1) as (cluster, client):
+        await send(client, 0, 3)
+        with pytest.raises(CommitRefused) as refused:
+            async with client.consumer(
+                ORDERS, group="billing", start="earliest", auto_commit_s=None
+            ) as consumer:
+                await take(consumer, 2)
+                cluster.store.available = False
+                consumer.commit_nowait()
+                await trio.sleep(8)
+                cluster.store.available = True
+                refuse_once(consumer)
+                consumer.commit_nowait()
+        (note,) = refused.value.__notes__
+        assert "another commit failed, too: " in note
+        assert "the store is away" in note
+
+
+async def test_a_refusal_and_another_failure_are_told_by_a_call_each(
+    autojump_clock: MockClock,
+) -> None:
+    async with (
+        shop(1) as (cluster, client),
+        client.consumer(ORDERS, group="billing", start="earliest", auto_commit_s=None) as consumer,
+    ):
+        await send(client, 0, 3)
+        await take(consumer, 2)
+        cluster.store.available = False
+        consumer.commit_nowait()
+        await trio.sleep(8)
+        cluster.store.available = True
+        refuse_once(consumer)
+        consumer.commit_nowait()
+        await trio.sleep(1)
+        for failure in (CommitRefused, MetadataUnavailable):
+            with pytest.raises(failure):
+                await consumer.poll()
+        await consumer.poll()
+
+
+async def test_the_end_of_the_block_tells_that_a_started_commit_is_not_over(
+    autojump_clock: MockClock,
+) -> None:
+    async with shop(1) as (cluster, client):
+        await send(client, 0, 3)
+        with pytest.raises(MetadataUnavailable, match="may have been made, or not"):
+            async with client.consumer(
+                ORDERS, group="billing", start="earliest", auto_commit_s=None
+            ) as consumer:
+                await take(consumer, 3)
+                transact = cluster.store.transact
+
+                async def slowly(ops: Sequence[Op]) -> Versions:
+                    await trio.sleep(8)
+                    return await transact(ops)
+
+                cluster.store.transact = slowly  # type: ignore[method-assign]
+                consumer.commit_nowait()
+
+
+async def test_a_commit_that_is_cancelled_repeats_nothing_that_was_refused(
+    autojump_clock: MockClock,
+) -> None:
+    calls: list[bool] = []
+
+    class Refusing:
+        async def commit(self, places: Mapping[Part, object], *, goes_back: bool) -> None:
+            calls.append(goes_back)
+            if not goes_back:
+                raise CommitRefused("billing", sorted(places))
+            await trio.sleep(2)
+
+    async def check(_: object) -> None: ...
+
+    refused, named = Part(1, 0), Part(1, 1)
+    progress = cast(Progress, Refusing())
+    commits = Commits(progress, check, Lapses(), lambda: None)
+    commits.start({refused: {0: Place(0, 1, 0)}})
+    commits.start({named: {0: Place(0, 1, 0)}}, explicit=True)
+    with trio.move_on_after(1):
+        await commits.finish()
+    assert commits.under_way == {named}
+    assert commits.take_refused() == {refused}
+    await commits.finish()
+    assert calls == [False, True, True]
+    assert not commits.has_failed
+    assert commits.under_way == set()

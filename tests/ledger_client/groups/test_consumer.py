@@ -209,7 +209,7 @@ async def test_seeking_in_a_partition_of_another_member_is_refused(
         await send(client, 0, 5)
         await take(consumer, 2)
         (place,) = consumer.position()
-        with pytest.raises(CommitRefused, match="partitions 3: not this"):
+        with pytest.raises(CommitRefused, match="partition 3 of shop/orders: not this"):
             await consumer.seek((place._replace(partition=3),))
         assert await take(consumer, 3) == [2, 3, 4]
 
@@ -304,7 +304,7 @@ async def test_a_commit_of_a_partition_of_another_member_is_refused(
             async with client.consumer(ORDERS, group="billing", start="earliest") as second:
                 await second.poll(wait_s=15)
                 (kept,), (lost,) = first.assignment(), second.assignment()
-                with pytest.raises(CommitRefused, match=f"partitions {lost.partition}: not this"):
+                with pytest.raises(CommitRefused, match=f"partition {lost.partition} of shop/orders: not this"):
                     await first.commit(position)
                 assert {place.partition for place in first.committed()} == {kept.partition}
                 before = first.committed()

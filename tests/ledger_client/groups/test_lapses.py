@@ -30,6 +30,6 @@ def test_only_who_was_at_work_is_told() -> None:
     lapses.add({PART: {0: place(9)}, OTHER: {0: place(9)}}, {PART})
     assert lapses.untold == {PART}
     assert lapses.among({PART, OTHER}) == {PART, OTHER}
-    lapses.note_told({PART, OTHER})
+    lapses.note_told({PART, OTHER}, {})
     assert lapses.untold == set()
     assert lapses.among({PART, OTHER}) == {PART, OTHER}

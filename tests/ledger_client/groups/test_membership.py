@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
 
@@ -13,8 +14,12 @@ from trio.testing import MockClock
 
 from ledger_client import MemberRemoved
 from ledger_client.groups import heartbeats, membership
+from ledger_client.groups.options import TopicPartition
+from metadata.errors import MetadataUnavailable
 from metadata.groups.calls import GroupReply, GroupRequest, ReportIn
 from metadata.groups.coordinator import Coordinator
+from metadata.groups.rows import PROGRESS
+from metadata.store import Op, Put, Versions
 
 
 def note_reports(
@@ -148,3 +153,41 @@ async def test_a_consumer_that_is_closed_or_replaced_says_so(autojump_clock: Moc
                 ):
                     await first.poll(wait_s=math.inf)
                 assert len(second.assignment()) == PARTITIONS
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+async def test_a_member_that_is_removed_as_it_begins_a_new_partition_begins_it_later(
+    autojump_clock: MockClock, is_answered: bool
+) -> None:
+    """Its first commit there is not stored, and what was written once it is assigned comes."""
+    async with shop(1) as (cluster, client):
+        transact, commits, told = cluster.store.transact, 0, 0
+
+        async def slowly(ops: Sequence[Op]) -> Versions:
+            nonlocal commits
+            if any(isinstance(op, Put) and op.key.startswith(PROGRESS) for op in ops):
+                commits += 1
+                if commits == 1:
+                    await remove_member()
+            return await transact(ops)
+
+        async def remove_member() -> None:
+            membership = consumer._membership
+            membership._heartbeats.remove(membership.pulse)
+            while (await client.groups.describe("billing")).members:  # noqa: ASYNC110
+                await trio.sleep(1)
+            if not is_answered:
+                raise MetadataUnavailable("the answer was lost")
+
+        async def note(_parts: Sequence[TopicPartition]) -> None:
+            nonlocal told
+            told += 1
+            await send(client, 0, 3)
+
+        cluster.store.transact = slowly  # type: ignore[method-assign]
+        async with client.consumer(
+            ORDERS, group="billing", start="latest", session_s=6, on_assigned=note
+        ) as consumer:
+            assert await take(consumer, 3, wait_s=60) == [0, 1, 2]
+            assert told == 1
+            assert commits > 1

@@ -397,7 +397,7 @@ async def test_batches_of_a_partition_that_goes_just_as_they_arrive_are_not_retu
     async with shop(2) as (_, client), client.consumer(ORDERS, **settings) as consumer:
         await send_to_all(client, 2)
         await trio.sleep(1)
-        in_order, partitions = consumer._in_order, consumer._partitions
+        in_order, partitions = consumer._exclusive(""), consumer._partitions
         assert in_order is not None
         has_gone = False
 
@@ -477,3 +477,95 @@ async def send_to_some(client: Client, parts: Sequence[TopicPartition]) -> None:
 
 async def is_rebalancing(client: Client) -> bool:
     return (await client.groups.describe("billing")).state == "rebalancing"
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+@pytest.mark.parametrize(
+    "calls", ["commit poll commit", "commit_nowait poll commit", "poll commit", "close"]
+)
+async def test_started_commits_one_after_the_other_tell_once_of_what_lapsed(
+    autojump_clock: MockClock, calls: str, is_stored: bool
+) -> None:
+    """The first one is under way as the partition goes, and nobody knows yet what it stores."""
+    settings = ConsumerSettings(
+        group="billing", start="earliest", revoke_s=20, auto_commit_s=None, session_s=60
+    )
+    told: list[list[int]] = []
+    async with shop(2) as (cluster, client), client.consumer(ORDERS, **settings) as first:
+        for _ in range(2):
+            await send_to_all(client, 2)
+        await trio.sleep(1)
+        messages = {each.id.partition: each for each in reversed(await first.poll())}
+        transact = cluster.store.transact
+
+        async def slowly(ops: Sequence[Op]) -> Versions:
+            is_commit = any(isinstance(op, Put) and op.key.startswith(PROGRESS) for op in ops)
+            made = await transact(ops) if is_stored else None
+            await trio.sleep(8 * is_commit)
+            return made or await transact(ops)
+
+        async with client.consumer(ORDERS, **settings) as second:
+            while not await is_rebalancing(client):  # noqa: ASYNC110 - a row of the store
+                await trio.sleep(0.01)
+            await trio.sleep(14)
+            cluster.store.transact = slowly  # type: ignore[method-assign]
+            for each in messages.values():
+                first.commit_nowait(each)
+            await until(lambda: len(first.assignment()) == 1)
+            (moved,) = await first_assignment(second)
+            assert first._exclusive("")._commits.under_way
+            first.commit_nowait()
+            await trio.sleep(9)
+            cluster.store.transact = transact  # type: ignore[method-assign]
+            for call in calls.split():
+                try:
+                    result = getattr(first, call)()
+                    if call != "commit_nowait":
+                        await result
+                except CommitRefused as refused:
+                    told.append([partition for _, partition in refused.parts])
+            assert told == [[moved.partition]]
+            await poll_for(second, 2 - is_stored)
+
+
+@pytest.mark.parametrize("takes_more", [False, True])
+async def test_who_hears_of_a_refusal_before_its_partitions_go_hears_of_no_lapse(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, takes_more: bool
+) -> None:
+    """Unless more was handed out meanwhile."""
+    settings = ConsumerSettings(group="billing", start="earliest", auto_commit_s=None, session_s=6)
+    async with shop(2) as (_, client), client.consumer(ORDERS, **settings) as consumer:
+        await send_to_all(client, 2)
+        await poll_for(consumer, 2)
+        membership = consumer._membership
+        monkeypatch.setattr(membership, "_look", trio.lowlevel.checkpoint)
+        membership._heartbeats.remove(membership.pulse)
+        while (await client.groups.describe("billing")).members:  # noqa: ASYNC110 - a call
+            await trio.sleep(0.1)
+        with pytest.raises(CommitRefused):
+            await consumer.commit()
+        if takes_more:
+            await send_to_all(client, 2)
+            await poll_for(consumer, 2)
+        assert len(consumer.assignment()) == 2
+        monkeypatch.undo()
+        await until(lambda: not consumer.assignment())
+        if takes_more:
+            with pytest.raises(CommitRefused):
+                await consumer.commit()
+        await consumer.commit()
+        await poll_for(consumer, 2 + 2 * takes_more)
+        await consumer.commit()
+
+
+async def first_assignment(consumer: GroupConsumer) -> list[TopicPartition]:
+    await until(lambda: bool(consumer.assignment()))
+    return consumer.assignment()
+
+
+async def poll_for(consumer: GroupConsumer, count: int) -> None:
+    """Take *count* messages, all that there are."""
+    with trio.fail_after(60):
+        while count > 0:
+            count -= len(await consumer.poll())
+    assert count == 0

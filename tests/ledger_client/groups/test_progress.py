@@ -139,6 +139,24 @@ async def test_what_another_member_committed_while_this_one_was_paused_stays(
     assert await stored(store) == 4
 
 
+async def test_a_beginning_that_another_member_stored_is_refused(
+    autojump_clock: MockClock,
+) -> None:
+    """This one was removed as it began, and its group went on without it."""
+    store = MemoryStore()
+    own(store, 0)
+    removed = await opened(store)
+    own(store, 0, epoch=2, run="other", member="b")
+    await store.delete(member_key("billing", "a"))
+    other = Progress(store, JointChanges(store), "billing", "b", "other", timeout_s=5)
+    await other.read_row()
+    await other.read([PART])
+    await other.begin({PART: {}})
+    assert other.committed(PART) == {}
+    with pytest.raises(CommitRefused):
+        await removed.begin({PART: {}})
+
+
 async def test_a_row_that_changed_without_a_loss_does_not_stop_commits(
     autojump_clock: MockClock,
 ) -> None:

@@ -272,11 +272,17 @@ async def test_calls_of_another_mode_are_refused(autojump_clock: MockClock) -> N
             message = await anext(consumer)
             with pytest.raises(BadGroup, match="acknowledge its messages with ack"):
                 await consumer.commit()
+            with pytest.raises(BadGroup, match=r"take them with poll\(\)"):
+                await consumer.poll_batches()
+            with pytest.raises(BadGroup, match="its members have no places"):
+                consumer.position()
             await consumer.ack(message)
             with pytest.raises(CommitRefused):
                 await consumer.ack(message)
             with pytest.raises(BadGroup, match="delay_s -1"):
                 consumer.nack(message, delay_s=-1)
+            with pytest.raises(TypeError, match="reason takes a text, not 3"):
+                consumer.nack(message, reason=3)  # type: ignore[arg-type]
             for strange in (5, [5], [message, None]):
                 with pytest.raises(TypeError, match=r"neither a message nor several: (5|None)"):
                     await consumer.ack(strange)  # type: ignore[arg-type]

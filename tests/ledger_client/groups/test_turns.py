@@ -213,6 +213,11 @@ async def test_a_pattern_that_matches_nothing_is_refused_or_waited_for(
             with pytest.raises(NoSuchTopic, match="matches no topic"):
                 async with client.consumer(**settings, group="a"):  # type: ignore[arg-type]
                     pass
+        for strange in (3, [3], [ORDERS, None]):
+            with pytest.raises(
+                TypeError, match=r"neither the name of a topic nor several: (3|None)"
+            ):
+                await client.consumer(strange, group="billing")  # type: ignore[arg-type]
         with pytest.raises(BadGroup, match="no topic"):
             async with client.consumer(group="a"):
                 pass
