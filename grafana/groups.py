@@ -23,13 +23,13 @@ GLANCE = PanelRow(
         stat("Members", "Members of all groups.", "none", f"sum({G}members{WHERE})"),
         stat(
             "Lag",
-            "Messages that groups have not committed.",
+            "Messages that groups have not committed or acknowledged.",
             "short",
             f"sum({G}lag_messages{WHERE})",
         ),
         stat(
             "Oldest message",
-            "Age of the oldest message that a group has not committed.",
+            "Age of the oldest message that a group has not committed or acknowledged.",
             "s",
             f"max({G}lag_seconds{WHERE})",
         ),
@@ -42,13 +42,13 @@ LAG = PanelRow(
     (
         graph(
             "Lag in messages",
-            "Messages between the committed place and the end. Estimated in part, if it is long.",
+            "Messages not committed, or not acknowledged. Estimated in part, if there are many.",
             "short",
             (_max("lag_messages", "group,topic"), "{{group}} {{topic}}"),
         ),
         graph(
             "Lag in seconds",
-            "Age of the oldest message not committed. Commits every few seconds show as that much.",
+            "Age of the oldest of these messages. Commits every few seconds show as that much.",
             "s",
             (_max("lag_seconds", "group,topic"), "{{group}} {{topic}}"),
         ),

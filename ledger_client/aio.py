@@ -604,7 +604,7 @@ class AioGroups(Looped[Groups]):
         return await self._call(self._inner.describe, group)
 
     async def lag(self, group: str, topics: Sequence[str] = ()) -> Sequence[GroupLane]:
-        """Return how far the group came in each lane of these topics."""
+        """Return how far the group came in each lane of these topics, and its lag in messages."""
         return await self._call(self._inner.lag, group, topics)
 
     async def consumers(self, group: str = "") -> Sequence[ConsumerInfo]:

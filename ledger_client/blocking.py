@@ -595,7 +595,7 @@ class BlockingGroups(Blocking[Groups]):
         return self._call(self._inner.describe, group)
 
     def lag(self, group: str, topics: Sequence[str] = ()) -> Sequence[GroupLane]:
-        """Return how far the group came in each lane of these topics."""
+        """Return how far the group came in each lane of these topics, and its lag in messages."""
         return self._call(self._inner.lag, group, topics)
 
     def consumers(self, group: str = "") -> Sequence[ConsumerInfo]:

@@ -4,30 +4,29 @@
     progress, ends of lanes ──► lag of each topic              every LOOK_S
 
 Looking at lag asks bookies for the ends of open ledgers, and reads the first entries that a group
-has before it. A lane in which neither place nor end moved is not looked at again. What it takes is
+has before it. A lane in which nothing moved is not looked at again. What it takes is
 followed by a rest that is REST_RATIO times as long, so many groups are looked at more seldom.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
 import trio
 
 from ledger_client.cluster.observer import GROUPS_MAX, GroupFigures, TopicLag
 from ledger_client.errors import LedgerError
+from ledger_client.groups.backlog import Backlog, Held, backlog, held_in
 from ledger_client.groups.lanes import GroupLanes
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.positions import EARLIEST, Place, Places
 from ledger_client.topics.reading.cursor import KnownLane
-from ledger_client.topics.reading.lag import Behind, behind
 from metadata.errors import MetadataError
 from metadata.groups.assignment import Part
 from metadata.groups.hosted import GroupCounts
+from metadata.groups.shares import ShareRecord
 from metadata.topics import TopicRecord
 
 LOOK_S = 15.0
@@ -41,7 +40,8 @@ Spans = Sequence[tuple[KnownLane, Place]]
 class _Known(NamedTuple):
     place: Place
     end: Place
-    behind: Behind
+    held: Held
+    backlog: Backlog
 
 
 class GroupObserver:
@@ -105,14 +105,11 @@ class GroupObserver:
     ) -> None:
         lanes = GroupLanes(self._context, group)
         stored = await lanes.committed(topics.values())
-        held = Counter[int]()
-        for (part, _), count in (await lanes.held()).items():
-            held[part.topic] += count
+        held = await lanes.held()
         for uid in sorted((consumed | {part.topic for part in stored}) & topics.keys()):
             with_ends = await self._spans(topics[uid])
-            found = await self._lag(group, uid, stored, with_ends, before)
-            messages = found.messages + held[uid]
-            lags[group, topics[uid].name] = msgspec.structs.replace(found, messages=messages)
+            found = await self._lag(group, uid, stored, held, with_ends, before)
+            lags[group, topics[uid].name] = found
             await trio.lowlevel.checkpoint()  # lets the bookie serve clients in between
 
     async def _spans(self, topic: TopicRecord) -> Spans:
@@ -126,20 +123,23 @@ class GroupObserver:
         group: str,
         uid: int,
         places: Mapping[Part, Places],
+        shares: Mapping[tuple[Part, int], Sequence[ShareRecord]],
         spans: Spans,
         before: Mapping[tuple[str, int, int, int], _Known],
     ) -> TopicLag:
         messages, oldest_ms = 0, list[int]()
         for lane, end in spans:
             at = lane.lane.partition, lane.lane.lane
-            place = places.get(Part(uid, at[0]), {}).get(at[1], EARLIEST)
+            part = Part(uid, at[0])
+            place = places.get(part, {}).get(at[1], EARLIEST)
+            held = held_in(shares.get((part, at[1]), ()), place)
             known = before.get((group, uid, *at))
-            if known is None or (known.place, known.end) != (place, end):
-                opener = self._context.opener
-                known = _Known(place, end, await behind(lane.rows, opener, place, end))
+            if known is None or known[:3] != (place, end, held):
+                left = await backlog(lane, self._context.opener, place, end, held)
+                known = _Known(place, end, held, left)
             self._known[group, uid, *at] = known
-            messages += known.behind.messages
-            if known.behind.sent_ms is not None:
-                oldest_ms.append(known.behind.sent_ms)
+            messages += known.backlog.messages
+            if known.backlog.sent_ms is not None:
+                oldest_ms.append(known.backlog.sent_ms)
         lag_s = max(self._now_ms - min(oldest_ms), 0) / 1000 if oldest_ms else 0.0
         return TopicLag(messages, lag_s)

@@ -114,9 +114,9 @@ def _groups(figures: GroupFigures) -> Iterator[Metric]:
             family.add_metric([each.group], figure(each))
         yield family
     labels = ["group", "topic"]
-    text = "Messages not committed, partly estimated"
+    text = "Messages not committed or, in shared groups, not acknowledged; partly estimated"
     messages = GaugeMetricFamily(GROUP + "lag_messages", text, labels=labels)
-    text = "Age of the oldest message not committed, by the cluster's clock"
+    text = "Age of the oldest of these messages, by the cluster's clock"
     seconds = GaugeMetricFamily(GROUP + "lag_seconds", text, labels=labels)
     for (group, topic), lag in figures.lags.items():
         messages.add_metric([group, topic], lag.messages)

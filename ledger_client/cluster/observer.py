@@ -212,9 +212,9 @@ class TopicLag(msgspec.Struct, frozen=True):
     """How far a group is behind in all lanes of a topic."""
 
     messages: int
-    """also those that members of a shared group have, and have not acknowledged"""
+    """also those that members of a shared group hold, not acknowledged"""
     lag_s: float
-    """age of the oldest message after the group's places when it was looked at; 0 without any"""
+    """age of the oldest of them when they were looked at; 0 without any"""
 
 
 class GroupFigures:

@@ -51,7 +51,8 @@ class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True):
 class GroupLane(msgspec.Struct, frozen=True, kw_only=True):
     """A lane of a partition that a group consumes.
 
-    Versions count entries, each a batch of messages, from the lane's beginning.
+    Versions count entries, each a batch of messages, from the lane's beginning. Its last entry may
+    have no messages: *end* may be above *committed* though *lag* is 0.
     """
 
     topic: str
@@ -62,17 +63,15 @@ class GroupLane(msgspec.Struct, frozen=True, kw_only=True):
     end: int
     """version after the last entry"""
     lag: int
-    """entries between the two, those that were removed meanwhile not counted"""
-    messages: int = 0
-    """messages between the two"""
+    """messages that the group has not done: those from *committed* to *end*, and *unacked*"""
     is_exact: bool = True
-    """False: *messages* is an estimate in part; see lag.py"""
+    """False: *lag* is an estimate in part; see lag.py"""
     lag_s: float = 0.0
     """age of the oldest of these messages, by the cluster's clock; 0 without any"""
     member: str = ""
     """the member that has the partition; "" for none, or several that share it"""
     unacked: int = 0
-    """messages before that place that members of a shared group have, not acknowledged"""
+    """those of *lag* that members of a shared group hold, not acknowledged"""
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,13 +88,13 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     end: int
     """version after the last entry"""
     lag: int
-    """messages between the two"""
+    """messages that the group has not done: those between the two, and *unacked*"""
     is_exact: bool
     """False: *lag* is an estimate in part"""
     lag_s: float
     """age of the oldest of these messages"""
     unacked: int
-    """messages before that place that members of a shared group have, not acknowledged"""
+    """those of *lag* that members of a shared group hold, not acknowledged"""
 
 
 def consumers_of(groups: Iterable[GroupState]) -> list[ConsumerInfo]:
@@ -157,7 +156,7 @@ def _subscription(group: str, lane: GroupLane) -> Subscription:
         member=lane.member,
         position=lane.committed,
         end=lane.end,
-        lag=lane.messages,
+        lag=lane.lag,
         is_exact=lane.is_exact,
         lag_s=lane.lag_s,
         unacked=lane.unacked,

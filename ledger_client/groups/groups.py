@@ -92,9 +92,10 @@ class Groups:
         return page.groups[0]
 
     async def lag(self, group: str, topics: Sequence[str] = ()) -> Sequence[GroupLane]:
-        """Return how far the group came in each lane of these topics.
+        """Return how far the group came in each lane of these topics, and its lag in messages.
 
-        By default of those in which it has progress.
+        By default of those in which it has progress. Messages that members of a shared group hold,
+        not acknowledged, count as lag, too.
 
         Raises:
             BadGroup: there is none of this name.

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-
-import msgspec
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 
 from ledger_client.errors import BadTopic
+from ledger_client.groups.backlog import Held, backlog, held_in
 from ledger_client.groups.consumers import GroupLane
 from ledger_client.groups.progress import read_all_progress
-from ledger_client.groups.share import messages_left
 from ledger_client.groups.share_rows import shares_in
 from ledger_client.groups.slots import Units, lowest
 from ledger_client.ledgers.catalogue import translated
@@ -18,7 +16,6 @@ from ledger_client.message_id import MessageId
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.positions import EARLIEST, Place, Places
 from ledger_client.topics.reading.cursor import KnownLane
-from ledger_client.topics.reading.lag import behind
 from ledger_client.topics.reading.lane_set import LaneSet, narrow, row_of_message
 from ledger_client.topics.reading.options import ReadOptions, Start
 from metadata.groups.assignment import Part
@@ -33,6 +30,7 @@ from metadata.groups.rows import (
     progress_part,
     progress_prefix,
 )
+from metadata.groups.shares import ShareRecord
 from metadata.store import items_under
 from metadata.topics import TopicRecord
 
@@ -74,11 +72,9 @@ class GroupLanes:
             for lane, end in await self.spans(topic):
                 part = Part(topic.uid, lane.lane.partition)
                 place = stored.get(part, {}).get(lane.lane.lane, EARLIEST)
-                one = await self._lane(lane, place, end, now_ms)
-                unacked = held[part, lane.lane.lane]
-                found.append(
-                    msgspec.structs.replace(one, unacked=unacked, member=owners.get(part, ""))
-                )
+                unacked = held_in(held.get((part, lane.lane.lane), ()), place)
+                one = await self._lane(lane, place, end, unacked, now_ms, owners.get(part, ""))
+                found.append(one)
         return found
 
     async def spans(self, topic: TopicRecord) -> list[tuple[KnownLane, Place]]:
@@ -164,17 +160,17 @@ class GroupLanes:
             found = await self._context.store.get(key)
         return "exclusive" if found is None else decode_group(key, found.value).mode
 
-    async def held(self) -> Counter[tuple[Part, int]]:
-        """Return how many messages members of a shared group have, by partition and lane.
+    async def held(self) -> Mapping[tuple[Part, int], Sequence[ShareRecord]]:
+        """Return what members of a shared group hold, by partition and lane.
 
         Raises:
             MetadataUnavailable: the store did not answer in time.
         """
         timeout_s = self._context.options.metadata_timeout_s
-        held = Counter[tuple[Part, int]]()
+        held: dict[tuple[Part, int], list[ShareRecord]] = defaultdict(list)
         for record in (await shares_in(self._context.store, self._group, None, timeout_s)).values():
-            held[Part(record.topic, record.partition), record.lane] += messages_left(record)
-        return held
+            held[Part(record.topic, record.partition), record.lane].append(record)
+        return {**held}
 
     async def _rows(self) -> list[str]:
         prefix = progress_prefix(self._group)
@@ -196,23 +192,22 @@ class GroupLanes:
                     found[part] = member if found.get(part, member) == member else ""
         return found
 
-    async def _lane(self, known: KnownLane, place: Place, end: Place, now_ms: int) -> GroupLane:
+    async def _lane(
+        self, known: KnownLane, place: Place, end: Place, held: Held, now_ms: int, member: str
+    ) -> GroupLane:
         lane = known.lane
-        first = await known.rows.first_from(0)
-        # A ledger that is only prepared has no base version yet.
-        begin = max(place.version, 0 if first is None else first.ledger.base_version, 0)
-        lag = await behind(known.rows, self._context.opener, place, end)
-        lag_s = 0.0 if lag.sent_ms is None else max(now_ms - lag.sent_ms, 0) / 1000
+        left = await backlog(known, self._context.opener, place, end, held)
         return GroupLane(
             topic=lane.topic,
             partition=lane.partition,
             lane=lane.lane,
             committed=place.version,
             end=end.version,
-            lag=max(end.version - begin, 0),
-            messages=lag.messages,
-            is_exact=lag.is_exact,
-            lag_s=lag_s,
+            lag=left.messages,
+            is_exact=left.is_exact,
+            lag_s=0.0 if left.sent_ms is None else max(now_ms - left.sent_ms, 0) / 1000,
+            member=member,
+            unacked=held.messages,
         )
 
     def _lanes(self, topic: TopicRecord) -> LaneSet:

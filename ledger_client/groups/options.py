@@ -53,8 +53,8 @@ class ConsumedLane(NamedTuple):
     """version after the last entry"""
 
     @property
-    def lag(self) -> int:
-        """Entries that were not handed out yet."""
+    def entries_left(self) -> int:
+        """Entries that were not handed out yet; one at the end may have no messages."""
         return max(self.end - max(self.position, self.begin), 0)
 
 

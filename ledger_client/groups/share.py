@@ -225,9 +225,11 @@ def done_bits(count: int, wanted: Iterable[int]) -> bytes:
     return _done_bits(states)
 
 
-def messages_left(record: ShareRecord) -> int:
-    """Return how many messages of a share are not acknowledged."""
-    return sum(record.counts) - int.from_bytes(record.done, "little").bit_count()
+def messages_left(record: ShareRecord, stop: int | None = None) -> int:
+    """Return how many messages of a share, or of its first *stop*, are not acknowledged."""
+    count = sum(record.counts) if stop is None else stop
+    done = int.from_bytes(record.done, "little") & (1 << count) - 1
+    return count - done.bit_count()
 
 
 def _done_bits(states: bytearray) -> bytes:

@@ -8,7 +8,7 @@ from pathlib import Path
 import trio
 from fleet import Fleet
 from group_events import Calm, DeadLetter, GroupSettled
-from group_worker import CALM, lag_of
+from group_worker import CALM
 from history import HistoryFile
 from topic_crew import FINISH_S, TOPIC, Crew, close_lanes
 
@@ -138,7 +138,7 @@ async def _wait_until_rested(client: Client, rest_s: float) -> None:
         await trio.sleep(LOOK_S)
         try:
             state = await client.groups.describe(GROUP)
-            lags = [lane for lane in await client.groups.lag(GROUP) if lag_of(state.mode, lane)]
+            lags = [lane for lane in await client.groups.lag(GROUP) if lane.lag]
         except LedgerError as answer:
             state, failure = None, answer
         now = time.monotonic()

@@ -30,7 +30,6 @@ import ledger_client
 from ledger_client import Client, Options
 from ledger_client.errors import LedgerError
 from ledger_client.groups.consumer import GroupConsumer
-from ledger_client.groups.consumers import GroupLane
 from ledger_client.groups.options import TopicPartition
 from ledger_client.groups.progress import Progress
 from ledger_client.topics.messages import Message
@@ -257,20 +256,12 @@ async def tell_lags(
     counts: dict[TopicPartition, int] = {}
     for lane in await client.groups.lag(group):
         part = TopicPartition(lane.topic, lane.partition)
-        counts[part] = counts.get(part, 0) + lag_of(state.mode, lane)
+        counts[part] = counts.get(part, 0) + lane.lag
     for part, count in counts.items():
         if is_shared:
             history.add(LagSeen(group=group, part=part, member="shared", count=count))
         elif part in owners:
             history.add(LagSeen(group=group, part=part, member=owners[part], count=count))
-
-
-def lag_of(mode: str, lane: GroupLane) -> int:
-    """Return the entries that a group has not committed, or messages that are not acknowledged.
-
-    The end of a lane is an entry without messages, which a shared group takes with the next ones.
-    """
-    return lane.lag if mode == "exclusive" else lane.messages + lane.unacked
 
 
 async def main(*command: str) -> None:

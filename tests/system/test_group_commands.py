@@ -292,6 +292,34 @@ def test_a_shared_group_acknowledges_what_was_printed(shop: Shop) -> None:
     assert f"{shop.topic}" in shop.done("group", "lag", shop.group)
 
 
+def test_lag_counts_what_members_of_a_shared_group_have_not_acknowledged(shop: Shop) -> None:
+    """And once they have, it is 0, in the text as with --json."""
+    shop.send(6)
+    shared = ("--shared", "--start", "earliest")
+
+    def shown() -> tuple[int, int, bool]:
+        """Return the messages of both columns, and whether the oldest has an age."""
+        head, *rows = shop.done("group", "lag", shop.group).splitlines()
+        columns = head.split()
+        cells = [dict(zip(columns, row.replace(" s ", "s ").split(), strict=True)) for row in rows]
+        lanes = json.loads(shop.done("group", "lag", shop.group, "--json"))
+        subscriptions = json.loads(shop.done("group", "describe", shop.group, "--json"))
+        for kind in ("lag", "unacked"):
+            assert [int(each[kind]) for each in cells] == [each[kind] for each in lanes]
+            of_it = subscriptions["subscriptions"]
+            assert [each[kind] for each in lanes] == [each[kind] for each in of_it]
+        lag, unacked = (sum(each[kind] for each in lanes) for kind in ("lag", "unacked"))
+        return lag, unacked, any(each["oldest"] != "-" for each in cells)
+
+    assert len(shop.consume(*shared, "--commit", "none")) == 6
+    assert shown() == (6, 6, True)
+    assert len(shop.consume(*shared)) == 6
+    assert shown() == (0, 0, False)
+    shop.group += "-alone"
+    assert len(shop.consume("--start", "earliest")) == 6
+    assert "unacked" not in shop.done("group", "lag", shop.group)
+
+
 def test_members_of_a_shared_group_read_one_partition_together(shop: Shop) -> None:
     shop.send(1)
     shop.group += "-all"
@@ -299,7 +327,7 @@ def test_members_of_a_shared_group_read_one_partition_together(shop: Shop) -> No
         shop.until_ready(members=2)
         shop.send(200)
         end = time.monotonic() + DEADLINE_S
-        while sum(lane.messages for lane in shop.client.groups.lag(shop.group)):
+        while sum(lane.lag for lane in shop.client.groups.lag(shop.group)):
             assert time.monotonic() < end
             time.sleep(0.1)
         for each in (one, two):

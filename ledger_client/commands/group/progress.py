@@ -13,7 +13,7 @@ import trio
 from rich.live import Live
 from rich.table import Table
 
-from ledger_client.client import connect
+from ledger_client.client import Client, connect
 from ledger_client.commands import options
 from ledger_client.commands.group.new_places import GroupReset, print_reset
 from ledger_client.commands.outcome import finish
@@ -36,9 +36,13 @@ WATCH_S = 2.0
 def lag(*, name: str, topics: tuple[str, ...], watch: bool, cluster: str, as_json: bool) -> None:
     """Show how far a group came in each lane.
 
-    "committed" and "end" count entries, each a batch of messages; "lag" counts the messages in
-    between, and "oldest" is the time since the first of them was sent. A number with ~ is an
-    estimate: then the group is more than some batches behind within a ledger. "member" has the
+    "lag" counts the messages that the group has not done, and "oldest" is the time since the first
+    of them was sent. A number with ~ is an estimate: then the group is more than some batches
+    behind within a ledger. "unacked", shown for shared groups, counts those of "lag" that members
+    hold and have not acknowledged.
+
+    "committed" and "end" count entries, each a batch of messages: the group goes on at
+    "committed", where in a shared group messages begin that no member has taken. "member" has the
     partition. Without --topic, all topics are shown in which the group has committed something.
     """
     trio.run(finish, partial(_lag, cluster, name, topics, watch, as_json))
@@ -51,31 +55,40 @@ async def _lag(
         if watch and not as_json and sys.stdout.isatty():
             with Live(console=Output(), auto_refresh=False) as live:
                 while True:
-                    live.update(_table(await client.groups.lag(name, topics)), refresh=True)
+                    live.update(await _look(client, name, topics), refresh=True)
                     await trio.sleep(WATCH_S)
         while True:
-            found = await client.groups.lag(name, topics)
             if as_json:
+                found = await client.groups.lag(name, topics)
                 click.echo(msgspec.json.encode(found).decode())
             else:
-                show(_table(found))
+                show(await _look(client, name, topics))
             if not watch:
                 return
             await trio.sleep(WATCH_S)
 
 
-def _table(lanes: Sequence[GroupLane]) -> Table:
+async def _look(client: Client, name: str, topics: tuple[str, ...]) -> Table:
+    lanes = await client.groups.lag(name, topics)
+    is_shared = (await client.groups._record(name)).mode != "exclusive"
+    return _table(lanes, with_unacked=is_shared)
+
+
+def _table(lanes: Sequence[GroupLane], *, with_unacked: bool) -> Table:
+    shared = ("unacked",) if with_unacked else ()
     rows = table(
-        *("topic", "partition", "lane", "committed", "end", "lag", "oldest", "member"),
-        right=("lane", "committed", "end", "lag", "oldest"),
+        *("topic", "partition", "lane", "committed", "end", "lag", *shared, "oldest", "member"),
+        right=("lane", "committed", "end", "lag", "unacked", "oldest"),
     )
     for lane in lanes:
         committed = "-" if lane.committed < 0 else str(lane.committed)
-        partition = partition_text(lane.partition)
-        messages = f"{'' if lane.is_exact else '~'}{lane.messages}"
-        oldest = f"{lane.lag_s:.1f} s" if lane.messages else "-"
-        numbers = (str(lane.lane), committed, str(lane.end), messages, oldest)
-        rows.add_row(lane.topic, partition, *numbers, lane.member or "-")
+        lag = f"{'' if lane.is_exact else '~'}{lane.lag}"
+        unacked = (str(lane.unacked),) if with_unacked else ()
+        rows.add_row(
+            *(lane.topic, partition_text(lane.partition), str(lane.lane), committed),
+            *(str(lane.end), lag, *unacked, f"{lane.lag_s:.1f} s" if lane.lag else "-"),
+            lane.member or "-",
+        )
     return rows
 
 

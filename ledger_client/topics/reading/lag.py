@@ -73,6 +73,21 @@ async def behind(rows: LedgerRows, opener: LedgerOpener, place: Place, end: Plac
     return Behind(messages, is_exact, sent_ms)
 
 
+async def sent_at(rows: LedgerRows, opener: LedgerOpener, place: Place) -> int | None:
+    """Return the Unix time in ms at which the entry at *place* was sent; `None` if it is gone.
+
+    Costs a look at a row, and a short read.
+
+    Raises:
+        LedgerError: as reading does.
+    """
+    row = await rows.first_from(place.number)
+    if row is None or row.number != place.number or not row.readable:
+        return None
+    at = place._replace(skip=0)
+    return (await _read(rows, opener, row, at, at.entry + 1)).sent_ms
+
+
 def _stop(row: Row, end: Place) -> int:
     """Return the entry before which a ledger ends, or the lane."""
     if row.number == end.number:

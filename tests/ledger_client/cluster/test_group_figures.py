@@ -16,10 +16,10 @@ from ledger_client import Client, Message
 from ledger_client.cluster.group_figures import LOOK_S, GroupObserver
 from ledger_client.cluster.metrics import LeaderMetrics
 from ledger_client.cluster.observer import GROUPS_MAX, Observer
+from ledger_client.groups.backlog import Backlog, Held, backlog
 from ledger_client.ledgers.opener import LedgerOpener
-from ledger_client.topics.lanes.ledger_rows import LedgerRows
 from ledger_client.topics.positions import Place
-from ledger_client.topics.reading.lag import Behind, behind
+from ledger_client.topics.reading.cursor import KnownLane
 
 
 class Watch:
@@ -110,11 +110,13 @@ async def test_lag_is_not_looked_up_again_where_nothing_moved(
 ) -> None:
     looks: list[object] = []
 
-    async def counted(rows: LedgerRows, opener: LedgerOpener, place: Place, end: Place) -> Behind:
-        looks.append(rows)
-        return await behind(rows, opener, place, end)
+    async def counted(
+        lane: KnownLane, opener: LedgerOpener, place: Place, end: Place, held: Held
+    ) -> Backlog:
+        looks.append(lane)
+        return await backlog(lane, opener, place, end, held)
 
-    monkeypatch.setattr("ledger_client.cluster.group_figures.behind", counted)
+    monkeypatch.setattr("ledger_client.cluster.group_figures.backlog", counted)
     async with watched() as watch:
         await send(watch.client, 0, 10)
         await watch.client.groups.commit("billing", ())
@@ -182,7 +184,11 @@ async def test_what_members_have_and_did_not_acknowledge_counts_as_lag(
             found = await watch.client.groups.subscriptions("billing")
             assert {each.member for each in found} == {mine}
             assert sum(each.unacked for each in found) == 10
+            assert sum(each.lag for each in found) == 10
+            oldest_s = max(each.lag_s for each in await watch.client.groups.lag("billing"))
+            assert LOOK_S < (watch.value("lag_seconds", topic=ORDERS) or 0) <= oldest_s
             for message in messages[20:]:
                 await consumer.ack(message)
             await trio.sleep(2 * LOOK_S)
             assert watch.value("lag_messages", topic=ORDERS) == 0
+            assert watch.value("lag_seconds", topic=ORDERS) == 0

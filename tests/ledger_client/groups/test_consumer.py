@@ -444,7 +444,7 @@ async def test_a_group_is_reset_to_a_place_while_it_has_no_members(
         await client.groups.reset("billing", "earliest", dry_run=True)
         assert [lane.lag for lane in await client.groups.lag("billing")] == [0, 0]
         await client.groups.reset("billing", "earliest")
-        assert sum(lane.lag for lane in await client.groups.lag("billing")) >= 20
+        assert sum(lane.lag for lane in await client.groups.lag("billing")) == 20
         async with client.consumer(ORDERS, group="billing") as consumer:
             messages = await consumer.poll(wait_s=5)
             await rest(consumer)
@@ -476,7 +476,7 @@ async def test_a_message_is_a_place_in_its_own_topic_alone(autojump_clock: MockC
                 position = await client.groups.reset("billing", of_it[index].id, dry_run=dry_run)
                 assert {(each.topic, each.partition) for each in position} <= {(topic, partition)}
             lanes = await client.groups.lag("billing")
-            lag = {(each.topic, each.partition): each.messages for each in lanes}
+            lag = {(each.topic, each.partition): each.lag for each in lanes}
             assert lag.pop((topic, partition)) == len(of_it) - index
             assert set(lag.values()) == {0}
             await client.groups.reset("billing", "latest")

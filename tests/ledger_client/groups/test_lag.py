@@ -53,8 +53,7 @@ async def test_messages_are_counted_over_ledgers_and_within_batches(
     for consumed in (1, 3, 16, 27):
         await consume(client, consumed)
     found = await lag(client)
-    assert (found.messages, found.is_exact) == (60 - 47, True)
-    assert found.lag > 3
+    assert (found.lag, found.is_exact) == (60 - 47, True)
 
 
 async def test_a_group_that_read_everything_has_no_lag(
@@ -65,7 +64,7 @@ async def test_a_group_that_read_everything_has_no_lag(
         while await consumer.poll(wait_s=3):
             pass
     found = await lag(client)
-    assert (found.messages, found.is_exact, found.lag_s) == (0, True, 0.0)
+    assert (found.lag, found.is_exact, found.lag_s) == (0, True, 0.0)
 
 
 async def test_a_group_that_committed_nothing_lags_behind_the_first_message(
@@ -75,7 +74,7 @@ async def test_a_group_that_committed_nothing_lags_behind_the_first_message(
     async with client.consumer(ORDERS, group="billing", start="earliest", auto_commit_s=None):
         pass
     found = await lag(client)
-    assert (found.committed, found.messages) == (-1, 18)
+    assert (found.committed, found.lag) == (-1, 18)
 
 
 async def test_a_lane_whose_writer_only_prepared_a_ledger_has_no_lag(
@@ -85,7 +84,7 @@ async def test_a_lane_whose_writer_only_prepared_a_ledger_has_no_lag(
     async with laid_topic() as topic:
         topic.lane(0, 0).prepare(7)
         (found,) = await GroupLanes(topic.client._context, "billing").lag([topic.record])
-    assert (found.committed, found.lag, found.messages) == (-1, 0, 0)
+    assert (found.committed, found.lag) == (-1, 0)
 
 
 async def test_lag_in_seconds_is_the_age_of_the_oldest_message_left(
@@ -110,4 +109,4 @@ async def test_a_long_rest_of_a_ledger_is_estimated(
     await consume(client, 5)
     found = await lag(client)
     assert not found.is_exact
-    assert 250 < found.messages < 330
+    assert 250 < found.lag < 330
