@@ -64,7 +64,7 @@ MEMBERS = PanelRow(
         ),
         graph(
             "Partitions",
-            "Partitions that members have. Fewer than there are: a rebalance is under way.",
+            "Partitions that members have, or have slots of. Fewer than there are: a rebalance.",
             "none",
             (_max("partitions"), "{{group}}"),
         ),

@@ -136,7 +136,7 @@ _PER_GROUP: tuple[
     ("members", "Members of a group", GaugeMetricFamily, lambda g: g.members),
     (
         "partitions",
-        "Partitions that members have, or slots",
+        "Partitions that members have, or have slots of",
         GaugeMetricFamily,
         lambda g: g.partitions,
     ),

@@ -12,7 +12,7 @@ import msgspec
 
 from metadata.groups.assignment import Part
 from metadata.groups.calls import GroupState, MemberState
-from metadata.groups.rows import parts_of
+from metadata.groups.rows import partitions_of, parts_of
 from metadata.topics import TopicRecord
 
 
@@ -28,7 +28,9 @@ class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True):
     topics: list[str]
     """names and patterns"""
     partitions: int
-    """that it has; in a key-shared group, slots of them"""
+    """that it has; in a key-shared group, those of which it has slots"""
+    slots: int
+    """that it has in a key-shared group, 16 in a whole partition; 0 in other groups"""
     up_ms: int
     """when it was started"""
     joined_ms: int
@@ -99,18 +101,20 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
 
 def consumers_of(groups: Iterable[GroupState]) -> list[ConsumerInfo]:
     """Return the consumers of some groups, by group and name."""
-    return [_consumer(group.group, member) for group in groups for member in group.members]
+    return [_consumer(group, member) for group in groups for member in group.members]
 
 
-def _consumer(group: str, member: MemberState) -> ConsumerInfo:
+def _consumer(group: GroupState, member: MemberState) -> ConsumerInfo:
     record = member.record
+    parts = parts_of(record.parts)
     return ConsumerInfo(
-        group=group,
+        group=group.group,
         member=member.member,
         client_id=record.client_id,
         state=member.state,
         topics=[*record.wanted.topics, *record.wanted.patterns],
-        partitions=len(parts_of(record.parts)),
+        partitions=len(partitions_of(group.mode, parts)),
+        slots=len(parts) if group.mode == "key-shared" else 0,
         up_ms=record.up_ms,
         joined_ms=record.joined_ms,
         rebalanced_ms=record.changed_ms,

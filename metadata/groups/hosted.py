@@ -6,6 +6,7 @@ import msgspec
 import trio
 
 from metadata.groups.group import Group
+from metadata.groups.rows import partitions_of
 
 
 class GroupCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -14,7 +15,7 @@ class GroupCounts(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     members: int
     partitions: int
-    """that members have"""
+    """of which members have something"""
     rebalances: int
     rebalance_s: float
     """how long all of these took that are over: from the cause until every member had its share"""
@@ -49,10 +50,11 @@ class Hosted:
     def counts(self, name: str, now: float) -> GroupCounts:
         """Return the group's figures."""
         since = self._unbalanced_at
+        owned = {part for member in self.group.members.values() for part in member.owned}
         return GroupCounts(
             group=name,
             members=len(self.group.members),
-            partitions=sum(len(member.owned) for member in self.group.members.values()),
+            partitions=len(partitions_of(self.group.record.mode, owned)),
             rebalances=self.rebalances,
             rebalance_s=self._rebalance_s,
             rebalancing_s=0.0 if since is None else now - since,

@@ -231,6 +231,16 @@ def matches(wanted: Wanted, topic: str) -> bool:
     return any(fnmatch.fnmatchcase(topic, pattern) for pattern in wanted.patterns)
 
 
+def partitions_of(mode: Mode, parts: Iterable[Part]) -> set[Part]:
+    """Return the partitions of what members have: in a key-shared group, those of their slots.
+
+    There, the only partition of a topic without partitions is 0.
+    """
+    if mode != "key-shared":
+        return set(parts)
+    return {Part(part.topic, part.partition // SLOTS) for part in parts}
+
+
 def parts_of(runs: Iterable[PartRun]) -> set[Part]:
     """Return the partitions of some runs."""
     return {

@@ -14,8 +14,9 @@ from ledger_client.commands import options
 from ledger_client.commands.outcome import finish
 from ledger_client.commands.tables import count, show, table
 from ledger_client.groups.consumers import ConsumerInfo, Subscription, consumers_of
+from ledger_client.topics.catalogue import TopicInfo
 from metadata.groups.calls import GroupState, MemberState
-from metadata.groups.rows import PartRun, Wanted
+from metadata.groups.rows import SLOTS, Mode, PartRun, Wanted
 
 
 class GroupDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,19 +80,21 @@ def describe(*, name: str, cluster: str, as_json: bool) -> None:
 
     A member is rebalancing until it has its partitions, and while it gives some up. "silent" is
     the time since it reported in, "idle" the time for which it had not asked for messages then.
+    A member of a key-shared group has slots of partitions, 0 to 15 of each: shop/orders:0-1 are all
+    slots of two partitions, "shop/orders:2 slots 0-7" is half of another. A key is in one slot.
     With --json, also the lanes that the group consumes: who has them, and how far it came.
     """
     if as_json:
         details = trio.run(finish, partial(_details, cluster, name))
         click.echo(msgspec.json.encode(details).decode())
         return
-    found, names = trio.run(finish, partial(_describe, cluster, name))
+    found, topics = trio.run(finish, partial(_describe, cluster, name))
     members = count(len(found.members), "member")
     keeps = ", holds back retention" if found.keep else ""
     show(f"{found.group}: {found.state}, {members}, mode {found.mode}, epoch {found.epoch}{keeps}")
     rows = table("member", "state", "partitions", "wants", "silent", "idle", "host", "process")
     for member in found.members:
-        rows.add_row(*_cells(member, names))
+        rows.add_row(*_cells(member, found.mode, topics))
     if found.members:
         show(rows)
 
@@ -102,19 +105,20 @@ async def _details(cluster: str, name: str) -> GroupDetails:
         return GroupDetails.of(found, await client.groups.subscriptions(name))
 
 
-async def _describe(cluster: str, name: str) -> tuple[GroupState, Mapping[int, str]]:
-    """Return the group, and the topics' names by uid."""
+async def _describe(cluster: str, name: str) -> tuple[GroupState, Mapping[int, TopicInfo]]:
+    """Return the group, and the topics by uid."""
     async with connect(cluster) as client:
         found = await client.groups.describe(name)
-        return found, {each.uid: each.name for each in await client.topics.list(own=True)}
+        return found, {each.uid: each for each in await client.topics.list(own=True)}
 
 
-def _cells(member: MemberState, names: Mapping[int, str]) -> list[str]:
+def _cells(member: MemberState, mode: Mode, topics: Mapping[int, TopicInfo]) -> list[str]:
     record = member.record
+    of_run = _slots_text if mode == "key-shared" else _run_text
     return [
         member.member,
         member.state,
-        " ".join(_run_text(run, names) for run in record.parts) or "-",
+        ", ".join(of_run(run, topics.get(run.topic)) for run in record.parts) or "-",
         _wanted_text(record.wanted),
         f"{member.silent_s:.1f} s",
         f"{member.polled_s:.1f} s",
@@ -123,12 +127,31 @@ def _cells(member: MemberState, names: Mapping[int, str]) -> list[str]:
     ]
 
 
-def _run_text(run: PartRun, names: Mapping[int, str]) -> str:
+def _run_text(run: PartRun, topic: TopicInfo | None) -> str:
     """Return the topic and the partitions of a run, as shop/orders:0-3."""
-    name = names.get(run.topic, f"uid {run.topic}")  # it was deleted meanwhile
-    if run.first < 0:
-        return name
-    return f"{name}:{run.first}" + ("" if run.first == run.last else f"-{run.last}")
+    if topic is None:  # it was deleted meanwhile
+        return f"uid {run.topic}" + (f":{_span(run.first, run.last)}" if run.first >= 0 else "")
+    return f"{topic.name}:{_span(run.first, run.last)}" if topic.partitions else topic.name
+
+
+def _slots_text(run: PartRun, topic: TopicInfo | None) -> str:
+    """Return the partitions of a run of slots: whole ones, and others with their slots."""
+    touched = range(run.first // SLOTS, run.last // SLOTS + 1)
+    whole = [
+        each for each in touched if run.first <= each * SLOTS and (each + 1) * SLOTS - 1 <= run.last
+    ]
+    texts = [_run_text(PartRun(run.topic, whole[0], whole[-1]), topic)] if whole else []
+    for each in touched:
+        if each not in whole:
+            first = max(run.first - each * SLOTS, 0)
+            last = min(run.last - each * SLOTS, SLOTS - 1)
+            where = _run_text(PartRun(run.topic, each, each), topic)
+            texts.append(f"{where} slots {_span(first, last)}")
+    return ", ".join(texts)
+
+
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
 
 
 def _wanted_text(wanted: Wanted) -> str:

@@ -180,6 +180,7 @@ async def test_what_members_have_and_did_not_acknowledge_counts_as_lag(
                 await consumer.ack(message)
             await trio.sleep(2 * LOOK_S)
             assert watch.value("lag_messages", topic=ORDERS) == 10
+            assert watch.value("partitions") == 2
             (mine,) = {each.member for each in await watch.client.groups.consumers("billing")}
             found = await watch.client.groups.subscriptions("billing")
             assert {each.member for each in found} == {mine}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import trio
 from group_rig import ORDERS, shop
@@ -89,6 +91,22 @@ async def test_subscriptions_show_who_has_what_and_how_far_it_came(
         assert [(s.member, s.lag) for s in found] == [("", 0), ("", 0), ("", 0)]
         assert all(s.position == s.end for s in found[:2])
         assert (found[2].position, found[2].end) == (-1, 0)
+
+
+@pytest.mark.parametrize(("mode", "slots"), [("shared", 0), ("key-shared", 3 * 16)])
+async def test_slots_are_not_counted_as_partitions(
+    autojump_clock: MockClock, mode: Literal["shared", "key-shared"], slots: int
+) -> None:
+    async with shop(3) as (_, client):
+        await client.topics.create("shop/plain")
+        async with client.consumer(ORDERS, group="billing", mode=mode):
+            await trio.sleep(5)
+            found = await only(client)
+            assert (found.partitions, found.slots) == (3, slots)
+        async with client.consumer("shop/plain", group="plain", mode=mode):
+            await trio.sleep(5)
+            found = await only(client, "plain")
+            assert (found.partitions, found.slots) == (1, slots and 16)
 
 
 async def test_parameters_have_a_bound() -> None:
