@@ -50,6 +50,29 @@ class CommandFailed(Exception):
         return cls(message, code=Exit.UNREACHABLE)
 
 
+def confirm(question: str, *, refused: str) -> None:
+    """Ask a question on stderr before something is changed.
+
+    Args:
+        question: is printed with its choices, [y/N].
+        refused: the line that is printed unless the answer is yes.
+
+    Raises:
+        click.Abort: the answer was no, the end of the input, or Ctrl-C.
+    """
+    try:
+        agrees = click.confirm(question, err=True)
+    except click.Abort:
+        agrees, ends_line = False, False
+    else:
+        ends_line = sys.stdin.isatty()  # a terminal shows the answer, with its end of line
+    if not agrees:
+        if not ends_line:
+            click.echo(err=True)
+        click.echo(refused, err=True)
+        raise click.Abort
+
+
 _REPORTED: tuple[type[Exception], ...] = (click.ClickException, OSError, CommandFailed)
 
 

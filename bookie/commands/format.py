@@ -16,7 +16,7 @@ from bookie.cookie import adopt_folders, check_cookie
 from bookie.cookie_file import look
 from bookie.lock import hold_folders
 from bookie.wiping import Wiped, wipe_bookie
-from metadata.outcome import CommandFailed
+from metadata.outcome import CommandFailed, confirm
 from metadata.records import CookieRecord
 
 
@@ -69,7 +69,7 @@ def format_folders(
 def _ask(config: BookieConfig) -> None:
     click.echo(f"This deletes every entry in {config.journal_folder}", err=True)
     click.echo(f"and in {config.ledger_folder}, for good.", err=True)
-    click.confirm("Delete them?", abort=True, err=True)
+    confirm("Delete them?", refused="nothing was deleted")
 
 
 async def _format(config: BookieConfig, force: bool, moved: bool) -> Formatted:

@@ -18,6 +18,7 @@ from ledger_client.commands.progress import show_entries
 from ledger_client.commands.tables import count, moment_of_ms, partition_text, show, table
 from ledger_client.topics.cuts import TIMEOUT_S, CutInfo
 from ledger_client.topics.times import Timestamp
+from metadata.outcome import confirm
 from metadata.time.timestamps import utc_of
 
 
@@ -190,7 +191,8 @@ async def _describe(cluster: str, name: str) -> CutInfo:
 def delete(*, name: str, yes: bool, cluster: str) -> None:
     """Delete a cut. Its topics keep nothing for it any more."""
     if not yes:
-        click.confirm(f"Delete cut {name}, and keep nothing for it any more?", abort=True, err=True)
+        question = f"Delete cut {name}, and keep nothing for it any more?"
+        confirm(question, refused="nothing was deleted")
     trio.run(finish, partial(_delete, cluster, name))
 
 

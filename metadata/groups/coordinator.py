@@ -266,7 +266,7 @@ class Office:
     async def _delete(self, request: DeleteGroup) -> GroupReply:
         hosted = self._groups.get(request.group)
         if hosted is None:
-            raise BadGroup(f"there is no group {request.group}")
+            raise _no_such(request.group)
         async with hosted.turn:
             if hosted.group.members and not request.force:
                 count = len(hosted.group.members)
@@ -279,7 +279,7 @@ class Office:
     async def _keep(self, request: KeepGroup) -> GroupReply:
         hosted = self._groups.get(request.group)
         if hosted is None:
-            raise BadGroup(f"there is no group {request.group}")
+            raise _no_such(request.group)
         await self._set_keep(request.group, hosted, keep=request.keep)
         return GroupLeft()
 
@@ -511,6 +511,10 @@ class Office:
         if key not in self._unreadable:
             self._unreadable.add(key)
             _log.warning("passed over: %s", wrong)
+
+
+def _no_such(group: str) -> BadGroup:
+    return BadGroup(f"there is no group {group}; `quire group list` shows all")
 
 
 def _check_joining(group: Group, request: JoinGroup) -> None:

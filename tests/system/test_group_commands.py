@@ -337,6 +337,36 @@ def test_members_of_a_shared_group_read_one_partition_together(shop: Shop) -> No
     assert sorted(map(int, printed[0] + printed[1])) == list(range(200))
 
 
+def test_slots_are_shown_beside_their_partitions(shop: Shop) -> None:
+    shop.send(1)
+    with shop.member("--key-shared"):
+        (shown,) = json.loads(shop.done("group", "members", shop.group, "--json"))
+        assert (shown["partitions"], shown["slots"]) == (2, 32)
+        head, row = shop.done("group", "members", shop.group).splitlines()
+        assert re.search(r" partitions +slots ", head)
+        assert re.search(r" 2 +32 ", row)
+        assert f" {shop.topic}:0-1 " in shop.done("group", "describe", shop.group)
+
+
+def test_a_group_is_deleted_once_the_question_is_answered_with_yes(shop: Shop) -> None:
+    """And there is no question about a group that does not exist."""
+    shop.client.groups.commit(shop.group, ())
+    before = shop.stored()
+    for answer in (b"", b"n\n"):
+        refused = shop.run("group", "delete", shop.group, stdin=answer)
+        assert refused.returncode == 130
+        assert refused.stderr.decode().splitlines()[1:] == ["nothing was deleted"]
+    assert shop.stored() == before
+    for words in (("delete", "nobody"), ("keep", "nobody", "on")):
+        line = shop.refused("group", *words)
+        assert line.endswith("there is no group nobody; `quire group list` shows all")
+    kept = json.loads(shop.done("group", "keep", shop.group, "on", "--json"))
+    assert kept == {"group": shop.group, "keep": True}
+    deleted = shop.run("group", "delete", shop.group, "--json", stdin=b"y\n")
+    assert json.loads(deleted.stdout) == {"group": shop.group}
+    assert shop.group not in json.dumps(json.loads(shop.done("group", "list", "--json")))
+
+
 def test_lag_is_shown_again_and_again(shop: Shop) -> None:
     """With --json a line for each look."""
     shop.send(4)

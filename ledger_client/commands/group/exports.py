@@ -15,6 +15,7 @@ from ledger_client.commands.outcome import finish
 from ledger_client.errors import BadGroup
 from ledger_client.groups.exports import EXPORT_SIZE_MAX, GroupExport
 from ledger_client.topics.positions import Position
+from metadata.outcome import confirm
 
 
 @click.command()
@@ -69,7 +70,7 @@ def import_(
         print_reset(GroupReset(request.group, True, planned), as_json)
         if dry_run:
             return
-        click.confirm(f"Let group {request.group} go on there?", abort=True, err=True)
+        confirm(f"Let group {request.group} go on there?", refused="nothing was changed")
     done = trio.run(finish, partial(_import, request, dry_run=False))
     if as_json or yes:
         print_reset(GroupReset(request.group, False, done), as_json)

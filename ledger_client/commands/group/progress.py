@@ -21,6 +21,7 @@ from ledger_client.commands.places import BYS, By, PlaceOrTime, Point
 from ledger_client.commands.tables import Output, partition_text, show, table
 from ledger_client.groups.consumers import GroupLane
 from ledger_client.topics.positions import Position
+from metadata.outcome import confirm
 
 WATCH_S = 2.0
 
@@ -143,7 +144,7 @@ def reset(
         print_reset(GroupReset(name, True, planned), as_json)
         if dry_run:
             return
-        click.confirm(f"Let group {name} go on there?", abort=True, err=True)
+        confirm(f"Let group {name} go on there?", refused="nothing was changed")
     done = trio.run(finish, partial(_reset, request, dry_run=False))
     if as_json or yes:
         print_reset(GroupReset(name, False, done), as_json)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import click
+import msgspec
 import trio
 
 from ledger_client.client import connect
@@ -12,11 +13,20 @@ from ledger_client.commands import options
 from ledger_client.commands.outcome import finish
 
 
+class GroupKept(msgspec.Struct, frozen=True):
+    """The output of `group keep --json`."""
+
+    group: str
+    keep: bool
+    """it holds back retention"""
+
+
 @click.command()
 @click.argument("name", metavar="GROUP")
 @click.argument("state", metavar="on|off", type=click.Choice(("on", "off")))
 @options.cluster
-def keep(*, name: str, state: str, cluster: str) -> None:
+@options.as_json
+def keep(*, name: str, state: str, cluster: str, as_json: bool) -> None:
     """Let a group hold back retention (on), or not (off, as all groups at first).
 
     While it does, neither retention nor a purge removes messages that the group has not committed,
@@ -24,7 +34,10 @@ def keep(*, name: str, state: str, cluster: str) -> None:
     which it has not, none at all. `quire topic explain` names the group. Off, or the end of the
     group, frees them; also of a topic that the group no longer consumes.
     """
-    trio.run(finish, partial(_keep, cluster, name, is_on=state == "on"))
+    is_on = state == "on"
+    trio.run(finish, partial(_keep, cluster, name, is_on=is_on))
+    if as_json:
+        click.echo(msgspec.json.encode(GroupKept(name, is_on)).decode())
 
 
 async def _keep(cluster: str, name: str, *, is_on: bool) -> None:

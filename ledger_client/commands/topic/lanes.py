@@ -15,6 +15,7 @@ from ledger_client.commands.tables import LaneDescribed, count, lanes_table, sho
 from ledger_client.errors import lane_text
 from ledger_client.topics.retention.explanation import LaneExplained
 from ledger_client.topics.retention.lane_parts import Truncated
+from metadata.outcome import confirm
 from metadata.topics import TopicRecord
 
 _lane = click.argument("lane", type=click.IntRange(0))
@@ -99,9 +100,8 @@ def delete_lane(
     """Delete a lane of a topic with all its messages."""
     index = _index_of(cluster, name, partition)
     if not yes:
-        click.confirm(
-            f"Delete {lane_text(index, lane)} with all its messages?", abort=True, err=True
-        )
+        question = f"Delete {lane_text(index, lane)} with all its messages?"
+        confirm(question, refused="nothing was deleted")
     went = trio.run(finish, partial(_delete, cluster, name, index, lane, force))
     if as_json:
         deleted = LaneDeleted(topic=name, partition=index, lane=lane, messages=went.messages)

@@ -22,6 +22,7 @@ from ledger_client.topics.retention.lane_parts import LaneTruncated, Truncated
 from ledger_client.topics.retention.removal import Purged
 from ledger_client.topics.retention.retention import Before, Fate
 from ledger_client.topics.times import EventTime, PublishTime, Timestamp
+from metadata.outcome import confirm
 
 
 class TopicDeleted(msgspec.Struct, frozen=True):
@@ -49,7 +50,7 @@ def delete(*, name: str, yes: bool, force: bool, cluster: str, as_json: bool) ->
     if not yes:
         held = count(trio.run(finish, partial(_count_ledgers, cluster, name)), "ledger")
         report = f"Delete topic {name} with all its messages, in {held}?"
-        click.confirm(report, abort=True, err=True)
+        confirm(report, refused="nothing was deleted")
     deleted = trio.run(_delete_topic, cluster, name, force)
     if as_json:
         click.echo(msgspec.json.encode(deleted).decode())
@@ -166,7 +167,7 @@ def truncate(
     planned = trio.run(finish, partial(_plan, cluster, wanted))
     if not (dry_run or yes) and planned.messages:
         _show_truncated(planned, "would be deleted", to_err=True)
-        click.confirm("Delete them?", abort=True, err=True)
+        confirm("Delete them?", refused="nothing was deleted")
     done = planned if dry_run else trio.run(finish, partial(_truncate, cluster, wanted, planned))
     if as_json:
         report = MessagesDeleted(

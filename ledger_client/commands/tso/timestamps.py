@@ -13,6 +13,7 @@ from ledger_client.client import connect
 from ledger_client.commands import options
 from ledger_client.commands.options import MomentParam
 from ledger_client.commands.outcome import finish
+from metadata.outcome import confirm
 from metadata.time.timestamps import (
     PER_MS,
     TIMESTAMP_MAX,
@@ -126,7 +127,7 @@ def reset(*, to_ns: int, yes: bool, cluster: str, as_json: bool) -> None:
         raise click.BadParameter(str(wrong), param_hint="--to") from None
     if not yes:
         question = f"Move the cluster's time to {_text(moment)}? It cannot be moved back."
-        click.confirm(question, abort=True, err=True)
+        confirm(question, refused="nothing was changed")
     now = _text(trio.run(finish, partial(_reset, cluster, moment)))
     click.echo(msgspec.json.encode(TimeSet(now)).decode() if as_json else f"time is {now}")
 

@@ -247,7 +247,7 @@ def test_what_cannot_be_is_one_line_that_helps(
         (("delete", "s/t"), "Delete topic s/t with all its messages, in 3 ledgers?"),
     ],
 )
-def test_a_question_that_is_not_answered_yes_ends_it_without_a_trace(
+def test_a_question_that_is_not_answered_yes_ends_it_and_deletes_nothing(
     run: Run,
     url: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -262,7 +262,9 @@ def test_a_question_that_is_not_answered_yes_ends_it_without_a_trace(
     done = run(*words)
     assert (done.code, done.out) == (Exit.INTERRUPTED, "")
     assert done.err.startswith(question)
-    assert done.err.rstrip().endswith("? [y/N]:")
+    asked, said = done.err.splitlines()
+    assert asked.rstrip().endswith("? [y/N]:")
+    assert said == "nothing was deleted"
     assert "3 ledgers, 3,000 messages" in run("describe", "s/t").out
 
 
