@@ -26,6 +26,28 @@ def test_a_power_cut_takes_nothing_that_was_promised(tmp_path: Path, seed: int) 
     assert check_cuts(trace, seed=seed, share=0.08) > 100
 
 
+def test_what_is_left_of_a_log_that_is_removed_says_so_at_each_step(tmp_path: Path) -> None:
+    """An index without a log, and a log without its index, mean damage; a dead log means none."""
+    root, trace = tmp_path / "root", tmp_path / "trace"
+    root.mkdir()
+    live(root, trace, 1)
+    folder = (root / "ledgers").stat().st_ino
+    steps: list[str] = []
+    for record in read(trace):
+        if record.kind is Kind.SYNC and record.inode == folder:
+            steps.append("sync")
+        elif record.kind in (Kind.RENAME, Kind.UNLINK):
+            steps.append(record.names[-1].removeprefix("ledgers/"))
+    dead = [at for at, name in enumerate(steps) if name.endswith(".dead")]
+    removed = dict.fromkeys(steps[at] for at in dead)
+    assert len(removed) > 3
+    for name in removed:
+        first, last = (at for at in dead if steps[at] == name)
+        index = steps.index(name.replace(".dead", ".index"), first)
+        assert "sync" in steps[first:index]
+        assert "sync" in steps[index:last]
+
+
 def is_group(record: Record, name: str) -> bool:
     return record.kind is Kind.WRITE and name.endswith(".journal") and record.offset > 0
 
