@@ -23,6 +23,7 @@ from ledger_client.ledgers.catalogue import translated
 from ledger_client.message_id import MessageId
 from ledger_client.topics.positions import UNKNOWN, LaneRef, Place
 from metadata.pointers import read_lane, read_lane_records, read_lane_row, read_lane_rows
+from metadata.records import ledger_key
 from metadata.store import MetadataStore
 from metadata.topics import (
     LANES,
@@ -122,6 +123,15 @@ class LedgerRows:
         with translated(self._timeout_s):
             found = await self._store.get(key)
             return [] if found is None else decode_lane_removals(key, found.value).ranges
+
+    async def exists(self, ledger_id: int) -> bool:
+        """True if the cluster has a ledger of this id, in this lane or anywhere else.
+
+        A ledger is deleted together with its row. So one that exists, but has no row in this
+        lane, is not a ledger that the lane lost.
+        """
+        with translated(self._timeout_s):
+            return await self._store.get(ledger_key(ledger_id)) is not None
 
     async def record(self) -> LaneRecord | None:
         """Return the lane's record, read now."""

@@ -414,17 +414,27 @@ class PlaceFinder:
         return LaneStart(await self._latest(known))
 
     async def _message(self, known: KnownLane, start: MessageId, after: bool) -> LaneStart:
+        """Return the place of a message, or with a gap the first one if the lane lost its ledger.
+
+        A ledger that exists is another lane's. The rows of removed ledgers are gone, and nothing
+        keeps their ids. So any other ledger counts as lost if some were removed at the lane's
+        beginning and its id is lower than those left, though another lane may have lost it.
+
+        Raises:
+            BadTopic: the lane neither has the ledger nor can have lost it.
+        """
         if start.ledger_id < 0:
             reason = f"message {start} is a duplicate, and nothing says where the original is"
             raise BadTopic(reason, topic=known.lane.topic)
         row = await row_of_message(known, start)
         if row is not None:
             return LaneStart(_place_of_message(row, start, after))
-        for removed in await known.rows.removals():
+        is_elsewhere = await known.rows.exists(start.ledger_id)
+        for removed in () if is_elsewhere else await known.rows.removals():
             if removed.ledger_id <= start.ledger_id <= removed.last_ledger_id:
                 return LaneStart(Place(removed.stop_number, version=removed.stop_version))
         first = await known.rows.first_from(0)
-        if first is not None and start.ledger_id > first.ledger.ledger_id:
+        if is_elsewhere or not await _may_have_lost(known, start.ledger_id, first):
             raise BadTopic(
                 f"message {start} is not in {known.lane}: no ledger {start.ledger_id} there",
                 topic=known.lane.topic,
@@ -438,6 +448,13 @@ class PlaceFinder:
             missing=None,
         )
         return LaneStart(EARLIEST, gap=gap)
+
+
+async def _may_have_lost(known: KnownLane, ledger_id: int, first: Row | None) -> bool:
+    """True if a ledger may have been removed from a lane of which *first* is left."""
+    if first is None:
+        return await _newest(known) >= 0
+    return first.number > 0 and ledger_id < first.ledger.ledger_id
 
 
 def _gap_before(lane: LaneRef, row: Row, version: int) -> Gap:

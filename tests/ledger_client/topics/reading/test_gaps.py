@@ -11,6 +11,7 @@ from laid_topic import TOPIC, batches_of, laid_topic, read_all, said, same, some
 from trio.testing import MockClock
 
 from ledger_client.errors import (
+    BadTopic,
     EntryLost,
     Gap,
     MessagesLost,
@@ -107,6 +108,25 @@ async def test_a_start_that_was_removed_is_a_gap_once(
             assert gap.position == start
             assert gap.first == MessageId(lane.rows[1].ledger_id, 0)
             await reader.seek(gap.first)
+            assert same(await read_all(reader), lane.messages[6:])
+
+
+async def test_a_start_in_a_ledger_that_the_lane_never_had_is_refused(
+    autojump_clock: MockClock,
+) -> None:
+    """It is no gap: a ledger that exists elsewhere, or one that no removal can have taken."""
+    async with laid_topic() as topic, topic.client.ledgers.create(1, 1, 1) as other:
+        lane = await some_lane(topic)
+        elsewhere, unknown = MessageId(other.id, 0), MessageId(0, 0)
+        for strange in (elsewhere, unknown):
+            with pytest.raises(BadTopic, match=f"no ledger {strange.ledger_id} there"):
+                async with topic.client.reader(TOPIC, start=strange, on_gap="skip") as reader:
+                    await anext(reader)
+        await lane.purge(0)
+        with pytest.raises(BadTopic, match=f"no ledger {other.id} there"):
+            async with topic.client.reader(TOPIC, start=elsewhere, on_gap="skip") as reader:
+                await anext(reader)
+        async with topic.client.reader(TOPIC, start=unknown, on_gap="skip") as reader:
             assert same(await read_all(reader), lane.messages[6:])
 
 
