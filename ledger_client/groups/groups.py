@@ -200,13 +200,15 @@ class Groups:
         Args:
             group: its name.
             to: "earliest", "latest", a time, or a MessageId, which changes its partition alone.
+                The message may have been removed; then its lane begins at its first message.
             topics: namespace/name each. By default those in which the group has progress.
             dry_run: change nothing.
 
         Raises:
             BadGroup: there is no such group, or it has members; nothing was changed. If a member
                 joins meanwhile, some partitions were changed before.
-            BadTopic: there is no such place.
+            BadTopic: there is no such place, or it is behind the end of its lane; nothing was
+                changed.
             NoSuchTopic: a topic does not exist.
             MetadataUnavailable: the store did not answer in time; some partitions may be changed.
         """

@@ -87,10 +87,11 @@ class GroupLanes:
     async def places(self, topics: Iterable[TopicRecord], start: Start) -> dict[Part, Places]:
         """Return the places that *start* stands for, in the lanes of each partition of *topics*.
 
-        A message is a place in its own topic alone.
+        A message is a place in its own topic alone. Lanes that begin at their first message are
+        left out.
 
         Raises:
-            BadTopic: there is no such place.
+            BadTopic: there is no such place, as behind the end of a lane.
             LedgerError: as reading does.
         """
         found: dict[Part, dict[int, Place]] = {}
@@ -102,7 +103,8 @@ class GroupLanes:
             known = await lanes.lanes_of(0)
             named = narrow([each.lane for each in known], start)
             known = [each for each in known if each.lane in named]
-            for lane, begin in zip(known, await lanes.find(known, start), strict=True):
+            begins = await lanes.find(known, start, exact=True)
+            for lane, begin in zip(known, begins, strict=True):
                 part = Part(topic.uid, lane.lane.partition)
                 places = found.setdefault(part, {})
                 if begin.place != EARLIEST:

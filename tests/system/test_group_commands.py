@@ -135,6 +135,22 @@ def test_a_group_is_reset_after_its_new_places_were_shown(shop: Shop) -> None:
     assert shop.consume() == []
 
 
+def test_a_group_is_not_reset_to_a_place_that_does_not_exist(shop: Shop) -> None:
+    """Neither behind an end, nor in a ledger of another partition."""
+    shop.send(10)
+    assert len(shop.consume("--start", "earliest")) == 10
+    with shop.client.reader(shop.topic) as reader:
+        last = {message.id.partition: message.id for message in reader}
+    elsewhere = last[0]._replace(partition=1), last[1]._replace(partition=0)
+    for strange, reason in (
+        (last[0]._replace(entry_id=9999), "is behind the end of ledger"),
+        (last[0]._replace(batch_index=9999), "is behind the end of entry"),
+        *((each, f"no ledger {each.ledger_id} there") for each in elsewhere),
+    ):
+        words = ("group", "reset", shop.group, "--to", str(strange), "--yes")
+        assert reason in shop.refused(*words, code=2)
+
+
 def test_a_group_with_members_is_neither_reset_nor_imported_nor_deleted(
     shop: Shop, tmp_path: Path
 ) -> None:

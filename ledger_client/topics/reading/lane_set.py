@@ -18,7 +18,7 @@ from functools import cached_property, partial
 
 import trio
 
-from ledger_client.errors import BadTopic, Gap, LedgerError, NoSuchTopic
+from ledger_client.errors import BadTopic, Gap, LedgerError, NoSuchLedger, NoSuchTopic
 from ledger_client.ledgers.catalogue import translated
 from ledger_client.ledgers.opener import LedgerOpener
 from ledger_client.ledgers.reader import settle
@@ -186,7 +186,7 @@ class LaneSet:
             return await read_lane_names(self.store, topic)
 
     async def _find(
-        self, lanes: Sequence[KnownLane], start: Start, *, after: bool
+        self, lanes: Sequence[KnownLane], start: Start, *, after: bool, exact: bool = False
     ) -> list[LaneStart]:
         """Return the place of *start* in each lane; all are looked up at once."""
         places = PlaceFinder(self._opener)
@@ -196,6 +196,8 @@ class LaneSet:
         async def look(index: int) -> None:
             try:
                 found[index] = await places.find(lanes[index], start, after=after)
+                if exact:
+                    await places.check(lanes[index], found[index].place)
             except LedgerError as failure:
                 failures.append(failure)
 
@@ -206,9 +208,15 @@ class LaneSet:
             raise failures[0]
         return [found[index] for index in range(len(lanes))]
 
-    async def find(self, lanes: Sequence[KnownLane], start: Start) -> list[LaneStart]:
-        """Return the place of *start* in each lane. Raises as ranges()."""
-        return await self._find(lanes, start, after=False)
+    async def find(
+        self, lanes: Sequence[KnownLane], start: Start, *, exact: bool = False
+    ) -> list[LaneStart]:
+        """Return the place of *start* in each lane. Raises as ranges().
+
+        A message or a position may lie behind the end of its lane. *exact*: then raise BadTopic.
+        """
+        is_named = isinstance(start, MessageId) or is_position(start)
+        return await self._find(lanes, start, after=False, exact=exact and is_named)
 
     @cached_property
     def _compacted_sets(self) -> CompactedSets:
@@ -350,6 +358,40 @@ class PlaceFinder:
             return LaneStart(found.place, None if found.exact else time)
         return LaneStart(_kept_place(known.lane, start))
 
+    async def check(self, known: KnownLane, place: Place) -> None:
+        """Raise BadTopic for a place behind the end of its lane, its ledger or its entry.
+
+        A place at an end is allowed, and one whose ledger was removed: readers get a Gap there.
+        """
+        row = await known.rows.at(place.number) if place.number >= 0 else None
+        ids = {UNKNOWN, place.ledger_id if row is None else row.ledger.ledger_id}
+        if place.ledger_id not in ids or min(place.entry, place.skip) < 0:
+            raise _no_place(known.lane, place, f"is no place in {known.lane}")
+        if row is None:
+            if place.number >= 0 and place.at > (await _newest(known) + 1, 0, 0):
+                raise _no_place(known.lane, place, f"is behind the end of {known.lane}")
+            return
+        ledger_id = row.ledger.ledger_id
+        try:
+            reader = await self._opener.open(ledger_id)
+        except NoSuchLedger:
+            return
+        try:
+            last = reader.last_confirmed
+            if place.entry > last:
+                last = await settle(reader, known.rows.is_written)
+            of, end = "", row.place(last + 1)
+            if place.skip and place.entry < end.entry:
+                header = await LedgerSearch(known.lane, row, reader).header(place.entry)
+                of = f"entry {place.entry} of "
+                end = row.place(place.entry)._replace(skip=header.count if header else 0)
+        finally:
+            reader.unwatch()
+        if place.at > end.at:
+            at = end.message_id(known.lane.partition)
+            why = f"is behind the end of {of}ledger {ledger_id}, which ends at {at}"
+            raise _no_place(known.lane, place, why)
+
     async def find_time(self, known: KnownLane, time: Time, start: Place = EARLIEST) -> FoundPlace:
         """Return the place before the first message at *time* or later, from *start* on."""
         compacted = known.compacted
@@ -455,6 +497,10 @@ async def _may_have_lost(known: KnownLane, ledger_id: int, first: Row | None) ->
     if first is None:
         return await _newest(known) >= 0
     return first.number > 0 and ledger_id < first.ledger.ledger_id
+
+
+def _no_place(lane: LaneRef, place: Place, why: str) -> BadTopic:
+    return BadTopic(f"{place.message_id(lane.partition)} {why}", topic=lane.topic)
 
 
 def _gap_before(lane: LaneRef, row: Row, version: int) -> Gap:

@@ -10,6 +10,7 @@ from memory_cluster import MemoryCluster, memory_cluster
 from trio.testing import MockClock
 
 from ledger_client import BadTopic, Client, Message, MessageId
+from ledger_client.topics.positions import Position
 from metadata.groups.rows import PROGRESS
 
 ORDERS = "shop/orders"
@@ -52,6 +53,80 @@ async def refused(cluster: MemoryCluster, client: Client, to: MessageId, reason:
             await client.groups.reset(GROUP, to, dry_run=dry_run)
         assert "\n" not in str(told.value)
     assert progress(cluster) == before
+
+
+# --- behind an end -------------------------------------------------------------------------
+
+
+async def test_a_group_is_not_reset_behind_the_end_of_an_open_ledger(
+    autojump_clock: MockClock,
+) -> None:
+    """What is acknowledged there later would never be delivered."""
+    async with shop() as (cluster, client), client.producer(ORDERS) as producer:
+        ids = [await producer.send(b"%d" % i, partition=0) for i in range(5)]
+        assert len(await read(client)) == 5
+        last = ids[-1]
+        end = last.entry_id + 1
+        for far in (5000, end + 1):
+            to = last._replace(entry_id=far)
+            await refused(cluster, client, to, f"is behind the end of ledger {last.ledger_id}")
+        await refused(cluster, client, last._replace(entry_id=end, batch_index=1), "behind the end")
+        await refused(cluster, client, last._replace(batch_index=9999), "behind the end of entry")
+        ((_, _, _, _, place),) = await client.groups.reset(GROUP, last._replace(entry_id=end))
+        assert (place.ledger_id, place.entry, place.skip) == (last.ledger_id, end, 0)
+        later = [await producer.send(b"later", partition=0) for _ in range(5)]
+        assert [message.id for message in await read(client)] == later
+
+
+@pytest.mark.parametrize("index", [0, 1], ids=["a former ledger", "the last ledger"])
+async def test_a_group_is_not_reset_behind_the_end_of_a_closed_ledger(
+    autojump_clock: MockClock, index: int
+) -> None:
+    async with shop() as (cluster, client):
+        last = [(await sent(client, 3))[-1] for _ in range(2)][index]
+        assert len(await read(client)) == 6
+        await refused(cluster, client, last._replace(entry_id=9999), "is behind the end of ledger")
+        await refused(cluster, client, last._replace(batch_index=7), "is behind the end of entry")
+        await refused(cluster, client, last._replace(batch_index=-5), "is no place")
+        await client.groups.reset(GROUP, last)
+        assert (await read(client))[0].id == last
+
+
+async def test_a_group_is_reset_into_the_middle_of_a_batch_and_not_past_it(
+    autojump_clock: MockClock,
+) -> None:
+    async with shop() as (cluster, client):
+        async with client.producer(ORDERS, linger_ms=50) as producer:
+            ids = list(await producer.send_many([b"%d" % i for i in range(10)], partition=0))
+        assert len({(each.ledger_id, each.entry_id) for each in ids}) == 1
+        assert len(await read(client)) == 10
+        await client.groups.reset(GROUP, ids[7])
+        assert [message.id for message in await read(client)] == ids[7:]
+        await refused(cluster, client, ids[0]._replace(batch_index=11), "behind the end of entry")
+        await client.groups.reset(GROUP, ids[0]._replace(batch_index=10))
+        assert await read(client) == []
+
+
+async def test_a_group_is_not_reset_to_a_position_behind_the_end(
+    autojump_clock: MockClock,
+) -> None:
+    async with shop() as (cluster, client):
+        await sent(client, 3)
+        assert len(await read(client)) == 3
+        (lane,) = await client.groups.committed(GROUP)
+        place, before = lane.place, progress(cluster)
+        for wrong in (
+            place._replace(entry=place.entry + 1),
+            place._replace(number=place.number + 1, ledger_id=-1, entry=1),
+            place._replace(number=place.number + 9),
+            place._replace(ledger_id=4711, entry=0),
+            place._replace(entry=-1),
+            place._replace(number=place.number + 1, ledger_id=-1, entry=-1),
+        ):
+            with pytest.raises(BadTopic):
+                await client.groups.reset(GROUP, Position([lane._replace(place=wrong)]))
+        assert progress(cluster) == before
+        assert await client.groups.reset(GROUP, Position([lane])) == (lane,)
 
 
 # --- ledgers of others ---------------------------------------------------------------------

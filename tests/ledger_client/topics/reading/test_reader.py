@@ -114,6 +114,21 @@ async def test_an_id_without_batch_index_names_the_whole_entry(autojump_clock: M
             assert same(await read_all(reader), lane.messages[3:])
 
 
+async def test_a_reader_begins_at_a_message_that_is_not_there_yet(
+    autojump_clock: MockClock,
+) -> None:
+    """It waits for it, and for nothing before it."""
+    async with laid_topic() as topic:
+        lane = topic.lane()
+        async with lane.write() as writer:
+            await writer.send(said(["a"]))
+            later = MessageId(lane.rows[0].ledger_id, 2)
+            async with topic.client.reader(TOPIC, start=later, follow=True) as reader:
+                for text in ("b", "c"):
+                    await writer.send(said([text]))
+                assert (await anext(reader)).id == later._replace(batch_index=0)
+
+
 async def test_latest_begins_behind_what_was_acknowledged(autojump_clock: MockClock) -> None:
     """PS-34."""
     async with laid_topic() as topic:
