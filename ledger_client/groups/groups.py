@@ -197,6 +197,9 @@ class Groups:
     ) -> Position:
         """Let a group without members go on from *to*, in these topics; return its new position.
 
+        The position has every lane of the partitions that are changed. A lane whose place has
+        number -1 begins at its first message.
+
         Args:
             group: its name.
             to: "earliest", "latest", a time, or a MessageId, which changes its partition alone.
@@ -221,12 +224,13 @@ class Groups:
         lanes = GroupLanes(self._context, group)
         chosen = await lanes.topics(topics)
         places = await lanes.places(chosen, to)
+        shown = _position(await lanes.shown(chosen, places), chosen)
         if not dry_run:
             record = await self._record(group)
             if record.mode != "exclusive":
                 await self._end_shares(group, version, set(places))
             await self._put(group, version, placed_in(record.mode, places))
-        return _position(places, chosen)
+        return shown
 
     async def _end_shares(self, group: str, version: int, parts: Set[Part]) -> None:
         """Delete what nobody acknowledged in these partitions of a group without members."""
@@ -266,7 +270,7 @@ class Groups:
         """Let a group without members go on where an export says; return its new position.
 
         A group that does not exist is founded. Partitions that the export does not name stay as
-        they are.
+        they are, and are not in the position; in the others it has every lane, as from reset().
 
         Args:
             export: from export(), of the same cluster.
@@ -289,13 +293,14 @@ class Groups:
                 "exist here"
             )
         topics = await self._checked_topics(export.group, export.partitions)
-        places = {each.part: each.places for each in export.partitions}
+        places: dict[Part, Places] = {each.part: each.places for each in export.partitions}
+        shown = _position(await GroupLanes(self._context, name).shown(topics, places), topics)
         if not dry_run:
             if version is None:
                 await self._found(name)
                 version = await self._idle_version(name)
             await self._put(name, ABSENT if version is None else version, places)
-        return _position(places, topics)
+        return shown
 
     async def keep(self, group: str, keep: bool) -> None:
         """Let a group hold back retention, or not.

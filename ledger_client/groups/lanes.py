@@ -111,6 +111,22 @@ class GroupLanes:
                     places[lane.lane.lane] = begin.place
         return {**found}
 
+    async def shown(
+        self, topics: Iterable[TopicRecord], places: Mapping[Part, Places]
+    ) -> dict[Part, Places]:
+        """Return *places* with every lane of their partitions: those left out begin at EARLIEST.
+
+        Raises:
+            NoSuchTopic: one of *topics* is gone.
+        """
+        found = {part: dict(lanes) for part, lanes in places.items()}
+        for topic in topics:
+            for known in await self.known(topic):
+                part = Part(topic.uid, known.lane.partition)
+                if part in found:
+                    found[part].setdefault(known.lane.lane, EARLIEST)
+        return {**found}
+
     async def _topic_of(self, message: MessageId, topics: Iterable[TopicRecord]) -> TopicRecord:
         """Return which of *topics* has the ledger of *message*. Raises BadTopic if none has."""
         for topic in topics:

@@ -120,7 +120,10 @@ def test_a_group_is_reset_after_its_new_places_were_shown(shop: Shop) -> None:
     assert len(shop.consume("--start", "earliest")) == 10
     before = shop.stored()
     reset = ("group", "reset", shop.group, "--to", "earliest")
-    assert "first message" in shop.done(*reset, "--dry-run")
+    rows = [line.split() for line in shop.done(*reset, "--dry-run").splitlines()[1:]]
+    assert rows == [[shop.topic, str(index), "0", "first", "message"] for index in (0, 1)]
+    shown = json.loads(shop.done(*reset, "--topic", shop.topic, "--dry-run", "--json"))
+    assert [(each[2], each[4][0]) for each in shown["places"]] == [(0, -1), (1, -1)]
     asked = shop.run(*reset)
     assert asked.returncode == 130
     assert b"first message" in asked.stdout

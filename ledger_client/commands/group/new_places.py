@@ -6,13 +6,13 @@ import click
 import msgspec
 
 from ledger_client.commands.tables import partition_text, show, table
-from ledger_client.topics.positions import Position
+from ledger_client.topics.positions import UNKNOWN, Place, Position
 
 
 class GroupReset(msgspec.Struct, frozen=True):
     """The output of `group reset --json` and `group import --json`.
 
-    A lane that is not here begins at its first message.
+    The place in each lane. One with number -1 is before the lane's first message.
     """
 
     group: str
@@ -27,6 +27,13 @@ def print_reset(found: GroupReset, as_json: bool) -> None:
         return
     rows = table("topic", "partition", "lane", "next entry", right=("lane", "next entry"))
     for topic, _, partition, lane, place in found.places:
-        at = f"{place.ledger_id}:{place.entry}"
-        rows.add_row(topic, partition_text(partition), str(lane), at)
-    show(rows if found.places else "every lane: its first message")
+        rows.add_row(topic, partition_text(partition), str(lane), _text(place))
+    show(rows if found.places else "no lanes: nothing changes")
+
+
+def _text(place: Place) -> str:
+    if place.number == UNKNOWN:
+        return "first message"
+    if place.ledger_id == UNKNOWN:
+        return "next message"  # the lane has no ledger for it yet
+    return f"{place.ledger_id}:{place.entry}"

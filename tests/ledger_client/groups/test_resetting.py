@@ -10,7 +10,8 @@ from memory_cluster import MemoryCluster, memory_cluster
 from trio.testing import MockClock
 
 from ledger_client import BadTopic, Client, Message, MessageId
-from ledger_client.topics.positions import Position
+from ledger_client.groups.exports import GroupExport
+from ledger_client.topics.positions import EARLIEST, LanePlace, Position
 from metadata.groups.rows import PROGRESS
 
 ORDERS = "shop/orders"
@@ -160,7 +161,8 @@ async def test_a_message_that_was_removed_is_the_first_message_of_its_lane(
         left = await sent(client, 2, 1)
         assert len(await read(client)) == 2
         await refused(cluster, client, removed[0]._replace(partition=1), "no ledger")
-        await client.groups.reset(GROUP, removed[1])
+        ((*_, place),) = await client.groups.reset(GROUP, removed[1])
+        assert place == EARLIEST
         assert [message.id for message in await read(client)] == left
 
 
@@ -185,5 +187,37 @@ async def test_a_lane_of_which_all_was_removed_is_reset_to_a_message_that_it_had
         assert len(await read(client)) == 3
         await client.topics.purge(ORDERS)
         assert await read(client) == []
-        await client.groups.reset(GROUP, first)
+        ((*_, place),) = await client.groups.reset(GROUP, first)
+        assert place == EARLIEST
+
+
+# --- what is shown -------------------------------------------------------------------------
+
+
+async def test_a_reset_returns_the_new_place_of_every_lane(autojump_clock: MockClock) -> None:
+    """Also of topics in which the group has no progress; lanes at their beginning, too."""
+    async with shop(2) as (cluster, client):
+        for partition in (0, 1):
+            await sent(client, 3, partition)
+        assert len(await read(client)) == 6
+        await client.topics.create(BILLS, 1)
+        async with client.producer(BILLS) as producer:
+            await producer.send(b"bill")
+        for dry_run in (True, False):
+            moved = await client.groups.reset(GROUP, "earliest", dry_run=dry_run)
+            assert moved == tuple(
+                LanePlace(ORDERS, moved[0].uid, partition, 0, EARLIEST) for partition in (0, 1)
+            )
         assert await client.groups.committed(GROUP) == ()
+        (bills,) = await client.groups.reset(GROUP, "earliest", BILLS)
+        assert bills == LanePlace(BILLS, bills.uid, 0, 0, EARLIEST)
+        kept = GroupExport.parse((await client.groups.export(GROUP)).to_json())
+        shown = await client.groups.restore(kept)
+        assert [(each.topic, each.partition, each.place) for each in shown] == [
+            (ORDERS, 0, EARLIEST),
+            (ORDERS, 1, EARLIEST),
+            (BILLS, 0, EARLIEST),
+        ]
+        assert len(progress(cluster)) == 3
+        latest = await client.groups.reset(GROUP, "latest", ORDERS)
+        assert [each.place.entry > 0 for each in latest] == [True, True]
