@@ -19,7 +19,13 @@ from ledger_client.commands.options import parse_duration
 from ledger_client.commands.outcome import finish
 from ledger_client.commands.places import BYS, By, PlaceOrTime, Point
 from ledger_client.commands.streams import put
-from ledger_client.errors import BadSchema, CommitRefused, MetadataUnavailable, NoSuchTopic
+from ledger_client.errors import (
+    BadSchema,
+    CommitRefused,
+    LedgerError,
+    MetadataUnavailable,
+    NoSuchTopic,
+)
 from ledger_client.groups.consumer import GroupConsumer
 from ledger_client.groups.options import ConsumerOptions, ConsumerSettings, FirstStart
 from ledger_client.message_id import MessageId
@@ -33,6 +39,7 @@ POLL_S = 1.0
 POLL_MAX = 4096
 COMMIT_S = 5.0
 CLOSE_S = 5.0
+UNSTORED = (CommitRefused, MetadataUnavailable)
 
 
 class FirstPlace(click.ParamType[Point | None]):
@@ -218,11 +225,11 @@ class Settling:
 
 
 @contextmanager
-def _reported() -> Iterator[None]:
+def _reported(kinds: tuple[type[LedgerError], ...] = UNSTORED) -> Iterator[None]:
     """Report messages that may be printed again, and go on."""
     try:
         yield
-    except (CommitRefused, MetadataUnavailable) as failure:
+    except kinds as failure:
         click.echo(f"quire: {failure}; it may be printed again, here or elsewhere", err=True)
 
 
@@ -251,12 +258,18 @@ class Printing:
         """
         try:
             await self._print_all()
-        finally:
-            if self._order.commit_s < math.inf and self._has_asked:
-                if self._is_printing:  # who reads it may have half a line: it comes again
-                    self._consumer.take_back()
-                with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_S):
-                    await self._settle.commit()
+        except BaseException:  # it ends for this, not for what becomes of its last commit
+            with _reported((LedgerError,)):
+                await self._commit()
+            raise
+        await self._commit()
+
+    async def _commit(self) -> None:
+        if self._order.commit_s < math.inf and self._has_asked:
+            if self._is_printing:  # who reads it may have half a line: it comes again
+                self._consumer.take_back()
+            with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_S):
+                await self._settle.commit()
 
     async def _print_all(self) -> None:
         order, left = self._order, self._order.limit

@@ -62,6 +62,8 @@ class Commits:
         """partitions in which what was started was refused, which nobody was told of"""
         self._owed: set[Part] = set()
         """partitions of which it is told, once nothing is under way there, if they lapsed"""
+        self._unsure: set[Part] = set()
+        """partitions of which end() has told that what was started there is not over"""
 
     async def run(self) -> None:
         """Store what was started, until cancelled."""
@@ -112,8 +114,9 @@ class Commits:
         return failure
 
     def end(self) -> LedgerError | None:
-        """Return what take_failure() would, or else that what was started is not over."""
-        if self._failure is None and self.under_way:
+        """Return what take_failure() would, or else, once, that what was started is not over."""
+        if self._failure is None and self.under_way - self._unsure:
+            self._unsure |= self.under_way
             return MetadataUnavailable("a commit that was started may have been made, or not")
         return self.take_failure()
 

@@ -14,7 +14,7 @@ from ledger_client.groups.slots import Units, lowest
 from ledger_client.ledgers.catalogue import translated
 from ledger_client.message_id import MessageId
 from ledger_client.topics.context import TopicContext
-from ledger_client.topics.positions import EARLIEST, Place, Places
+from ledger_client.topics.positions import EARLIEST, LaneRef, Place, Places, is_position
 from ledger_client.topics.reading.cursor import KnownLane
 from ledger_client.topics.reading.lane_set import LaneSet, narrow, row_of_message
 from ledger_client.topics.reading.options import ReadOptions, Start
@@ -87,8 +87,8 @@ class GroupLanes:
     async def places(self, topics: Iterable[TopicRecord], start: Start) -> dict[Part, Places]:
         """Return the places that *start* stands for, in the lanes of each partition of *topics*.
 
-        A message is a place in its own topic alone. Lanes that begin at their first message are
-        left out.
+        A message is a place in its own topic alone, and a position in the partitions that it
+        names. Lanes that begin at their first message are left out.
 
         Raises:
             BadTopic: there is no such place, as behind the end of a lane.
@@ -102,13 +102,16 @@ class GroupLanes:
             lanes = self._lanes(topic)
             known = await lanes.lanes_of(0)
             named = narrow([each.lane for each in known], start)
-            known = [each for each in known if each.lane in named]
+            known = [each for each in known if each.lane in named and _names(start, each.lane)]
             begins = await lanes.find(known, start, exact=True)
             for lane, begin in zip(known, begins, strict=True):
                 part = Part(topic.uid, lane.lane.partition)
                 places = found.setdefault(part, {})
                 if begin.place != EARLIEST:
                     places[lane.lane.lane] = begin.place
+        if is_position(start) and not found:
+            names = ", ".join(topic.name for topic in chosen)
+            raise BadTopic("the position names nothing of this topic", topic=names)
         return {**found}
 
     async def shown(
@@ -235,3 +238,10 @@ class GroupLanes:
             topics=[topic],
             options=ReadOptions(),
         )
+
+
+def _names(start: Start, lane: LaneRef) -> bool:
+    """Return False if *start* is a position that names nothing of the lane's partition."""
+    return not is_position(start) or any(
+        (each.topic, each.partition) == (lane.topic, lane.partition) for each in start
+    )

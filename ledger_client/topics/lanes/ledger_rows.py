@@ -128,7 +128,7 @@ class LedgerRows:
         """True if the cluster has a ledger of this id, in this lane or anywhere else.
 
         A ledger is deleted together with its row. So one that exists, but has no row in this
-        lane, is not a ledger that the lane lost.
+        lane, is not a ledger that the lane lost, unless its id was used again.
         """
         with translated(self._timeout_s):
             return await self._store.get(ledger_key(ledger_id)) is not None

@@ -444,8 +444,9 @@ async def test_a_refusal_and_another_failure_are_told_by_a_call_each(
         await consumer.poll()
 
 
-async def test_the_end_of_the_block_tells_that_a_started_commit_is_not_over(
-    autojump_clock: MockClock,
+@pytest.mark.parametrize("closes", [False, True])
+async def test_the_end_tells_once_that_a_started_commit_is_not_over(
+    autojump_clock: MockClock, closes: bool
 ) -> None:
     async with shop(1) as (cluster, client):
         await send(client, 0, 3)
@@ -462,6 +463,9 @@ async def test_the_end_of_the_block_tells_that_a_started_commit_is_not_over(
 
                 cluster.store.transact = slowly  # type: ignore[method-assign]
                 consumer.commit_nowait()
+                if closes:
+                    await consumer.close()
+        await consumer.close()
 
 
 async def test_a_commit_that_is_cancelled_repeats_nothing_that_was_refused(

@@ -304,9 +304,7 @@ async def test_a_commit_of_a_partition_of_another_member_is_refused(
             async with client.consumer(ORDERS, group="billing", start="earliest") as second:
                 await second.poll(wait_s=15)
                 (kept,), (lost,) = first.assignment(), second.assignment()
-                with pytest.raises(
-                    CommitRefused, match=f"partition {lost.partition} of shop/orders: not this"
-                ):
+                with pytest.raises(CommitRefused, match=f"partition {lost.partition} of shop"):
                     await first.commit(position)
                 assert {place.partition for place in first.committed()} == {kept.partition}
                 before = first.committed()

@@ -221,3 +221,27 @@ async def test_a_reset_returns_the_new_place_of_every_lane(autojump_clock: MockC
         assert len(progress(cluster)) == 3
         latest = await client.groups.reset(GROUP, "latest", ORDERS)
         assert [each.place.entry > 0 for each in latest] == [True, True]
+
+
+async def test_a_position_changes_the_partitions_that_it_names_alone(
+    autojump_clock: MockClock,
+) -> None:
+    async with shop(2) as (cluster, client):
+        await client.topics.create(BILLS)
+        await sent(client, 3, 0)
+        await sent(client, 3, 1)
+        async with client.producer(BILLS) as producer:
+            await producer.send(b"x")
+        async with client.consumer([ORDERS, BILLS], group=GROUP, start="earliest") as consumer:
+            while await consumer.poll(wait_s=5):
+                pass
+        before = progress(cluster)
+        (one, *_) = [each for each in await client.groups.committed(GROUP) if each.partition == 1]
+        moved = one._replace(place=one.place._replace(entry=1))
+        assert await client.groups.reset(GROUP, Position([moved])) == (moved,)
+        after = progress(cluster)
+        assert len(before) == len(after) == 3
+        assert sum(before[key] != after[key] for key in before) == 1
+        with pytest.raises(BadTopic, match="names nothing"):
+            await client.groups.reset(GROUP, Position([moved]), [BILLS])
+        assert progress(cluster) == after
