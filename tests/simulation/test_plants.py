@@ -45,7 +45,7 @@ SHOWN_AT = {
     "answer_after_the_term": 8,
     "lose_acks_when_a_hole_closes": 6,
     "forget_counts_of_the_lost": 0,
-    "give_slots_on_in_hand": 7,
+    "give_slots_on_in_hand": 15,
     "pass_those_that_come_again": 6,
     "bury_too_early": 4,
     "ignore_a_producer": 0,
