@@ -471,5 +471,8 @@ def _check_pairs(config: BookieConfig, source: str) -> None:
         raise ConfigError(source, "minor_threshold", "greater than major_threshold")
     if config.connection_bytes_max > config.bytes_in_flight_max:
         raise ConfigError(source, "connection_bytes_max", "greater than bytes_in_flight_max")
+    address = config.advertised_address
+    if address and ":" not in address.rpartition("]")[2]:
+        raise ConfigError(source, "advertised_address", "without a port; expected host:port")
     if config.journal_folder == config.ledger_folder:
         raise ConfigError(source, "journal_folder", "the same as ledger_folder")

@@ -9,12 +9,14 @@ command counts.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from metadata.profiles import BadProfile, cluster_of
+from metadata.urls import SQLITE_SCHEME
 
 FC = TypeVar("FC", bound=Callable[..., Any] | click.Command)
 TEXT = (
@@ -43,6 +45,17 @@ def _note_cluster(context: click.Context, _parameter: click.Parameter, url: str 
 
 
 def _choose(context: click.Context, parameter: click.Parameter, url: str) -> str:
+    """Return the URL of the cluster. A SQLite file is there: opening it would create it."""
+    url = _chosen(context, parameter, url)
+    path = Path(url.removeprefix(SQLITE_SCHEME))
+    if url.startswith(SQLITE_SCHEME) and path.is_absolute() and not path.exists():
+        raise click.BadParameter(
+            f"there is no metadata store at {path}; a new bookie creates one", context, parameter
+        )
+    return url
+
+
+def _chosen(context: click.Context, parameter: click.Parameter, url: str) -> str:
     """Return the URL of the cluster, which a profile may name."""
     name, is_given = context.meta.get(_PROFILE, ("", False))
     if _is_given(context, parameter):

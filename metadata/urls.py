@@ -17,7 +17,7 @@ from metadata.errors import BadAddress
 from metadata.moving import MovableStore
 from metadata.sqlite import SqliteStore
 from metadata.store import MetadataStore
-from metadata.zookeeper.url import is_zookeeper_url
+from metadata.zookeeper.url import is_zookeeper_url, parse_zookeeper_url
 
 SQLITE_SCHEME = "sqlite://"
 Driver = Callable[[str], AbstractAsyncContextManager[MetadataStore]]
@@ -25,13 +25,18 @@ Driver = Callable[[str], AbstractAsyncContextManager[MetadataStore]]
 
 @asynccontextmanager
 async def open_store(
-    url: str, *, drivers: Mapping[str, Driver] | None = None, create: bool = False
+    url: str,
+    *,
+    drivers: Mapping[str, Driver] | None = None,
+    create: bool = False,
+    timeout_s: float | None = None,
 ) -> AsyncIterator[MetadataStore]:
     """Open the store that *url* names, and close it at the end of the context.
 
     A SQLite file is created if it does not exist; its folder must exist. A path in ZooKeeper
     becomes a store with *create* only, and if it does not exist or is empty. *drivers* open the
-    URLs of other schemes: ledger_client.wire.stores has the one that calls bookies.
+    URLs of other schemes: ledger_client.wire.stores has the one that calls bookies. *timeout_s* is
+    the deadline of each call to ZooKeeper, by default store.py's.
 
     Raises:
         BadAddress: no driver takes this URL.
@@ -44,17 +49,21 @@ async def open_store(
         async with driver(url) as store:
             yield store
         return
-    async with open_movable(url, create=create) as store:
+    async with open_movable(url, create=create, timeout_s=timeout_s) as store:
         yield store
 
 
 @asynccontextmanager
-async def open_movable(url: str, *, create: bool = False) -> AsyncIterator[MovableStore]:
+async def open_movable(
+    url: str, *, create: bool = False, timeout_s: float | None = None
+) -> AsyncIterator[MovableStore]:
     """Open the store that *url* names itself, not through bookies. Raises as open_store()."""
     if is_zookeeper_url(url):
-        from metadata.zookeeper.store import open_zookeeper_store  # kazoo takes a while to load
+        # kazoo takes a while to load
+        from metadata.zookeeper.store import TIMEOUT_S, open_zookeeper_store
 
-        async with open_zookeeper_store(url, create=create) as cluster:
+        limit_s = TIMEOUT_S if timeout_s is None else timeout_s
+        async with open_zookeeper_store(url, create=create, timeout_s=limit_s) as cluster:
             yield cluster
         return
     store = await SqliteStore.open(_path(url))
@@ -65,6 +74,14 @@ async def open_movable(url: str, *, create: bool = False) -> AsyncIterator[Movab
             await store.aclose()
 
 
+def check_url(url: str) -> None:
+    """Raise BadAddress unless *url* names a store itself, not through bookies; opens nothing."""
+    if is_zookeeper_url(url):
+        parse_zookeeper_url(url)
+    else:
+        _path(url)
+
+
 def takes_bookkeepers_clients(url: str) -> bool:
     """Return True if clients of BookKeeper may create ledgers in the store that *url* names."""
     return is_zookeeper_url(url)
@@ -72,7 +89,10 @@ def takes_bookkeepers_clients(url: str) -> bool:
 
 def _path(url: str) -> Path:
     if is_cluster_url(url):
-        raise BadAddress(f"{shown(url)} is a cluster; expected sqlite:///path")
+        raise BadAddress(
+            f"{shown(url)} names bookies, and not the store of a cluster; expected "
+            "zk://HOST:PORT/path or sqlite:///absolute/path"
+        )
     path = url.removeprefix(SQLITE_SCHEME)
     if path == url:
         raise BadAddress(

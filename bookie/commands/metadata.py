@@ -102,6 +102,8 @@ def export_metadata(*, file: Path, url: str, force: bool, as_json: bool) -> None
     """
     to_stderr = str(file) == STREAM
     folder = None if to_stderr else file.resolve().parent
+    if folder is not None and not folder.is_dir():
+        raise CommandFailed(f"{folder} is no folder, so {file.name} cannot be written there")
     with tempfile.TemporaryFile(dir=folder) as spooled:
         spool = Spool(spooled)
         header = trio.run(_export, spool, url, force)

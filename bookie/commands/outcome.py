@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from bookie.config import ConfigError
 from bookie.errors import BookieError
-from metadata.errors import MetadataError
+from metadata.errors import BadAddress, MetadataError
 from metadata.outcome import Exit, Program
 from native.errors import CoreError
 
 conclude = Program(
-    "bookie", (BookieError, MetadataError, CoreError), {ConfigError: Exit.USAGE}
+    "bookie",
+    (BookieError, MetadataError, CoreError),
+    {ConfigError: Exit.USAGE, BadAddress: Exit.USAGE},
 ).conclude

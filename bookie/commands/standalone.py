@@ -16,6 +16,7 @@ from bookie.config import load_config
 from bookie.member import Running
 from bookie.security import scheme_of
 from bookie.standalone import LocalCluster, Plan, count_members
+from metadata.urls import check_url
 
 
 class ClusterStarted(msgspec.Struct):
@@ -112,6 +113,8 @@ def standalone(
     folders. Logs of the bookies go to standard error. All bookies end with this process,
     even if it is killed. Exit code 0 after a stop, 1 if a bookie does not start.
     """  # noqa: D301 - the backslash keeps lines
+    if metadata:
+        check_url(metadata)  # before any folder is made
     given = {"data_folder": str(folder), "log_level": log_level}
     config = load_config(config_file, options.overrides(settings, **given))
     words = [f"--set={setting}" for setting in settings] + ["--log-level", log_level]

@@ -100,7 +100,8 @@ def open_store(
     *waits_for_start*: as for open_bookie_store().
     """
     driver = partial(open_bookie_store, waits_for_start=waits_for_start)
-    return urls.open_store(url, drivers=dict.fromkeys(SCHEMES, driver))
+    timeout_s = timeout_of_calls_s.get()
+    return urls.open_store(url, drivers=dict.fromkeys(SCHEMES, driver), timeout_s=timeout_s)
 
 
 def open_bookie_store(

@@ -27,6 +27,11 @@ async def find_cluster(connection: Connection, *, create: bool) -> Layout:
         layout, ours, top = await connection.get(["/" + LAYOUT, paths.ROOT, "/"], fresh=True)
         found = Layout.parse(layout[0]) if layout else None
         if ours is not None:
+            if not ours[0]:  # somebody else's node, such as the path of a cluster
+                raise MetadataBroken(
+                    f"{connection.name} holds no cluster, but something at {paths.ROOT}: if that "
+                    "is the cluster, write its path behind the addresses"
+                )
             if ours[0] != FORMAT:
                 raise MetadataBroken(
                     f"{connection.name}: {paths.ROOT} is of version {ours[0][:20]!r}, "

@@ -35,7 +35,8 @@ _FILES = ("ca", "cert", "key")
 _PASSWORD_FILE = "password-file"
 _ACL = "acl"
 _CREATOR, _OPEN = "creator", "open"
-_SEPARATORS = re.compile("[,|]")
+_SEPARATORS = re.compile("[,;|]")
+"""BookKeeper takes a semicolon, since a comma separates values in its settings."""
 
 
 class SaslOptions(TypedDict):
@@ -110,6 +111,8 @@ def parse_zookeeper_url(url: str) -> ZooKeeperUrl:
             f"{PASSWORD_VARIABLE}, and not in the URL"
         )
     hosts, slash, path = rest.partition("/")
+    if not hosts:
+        raise BadAddress(f"{without_password(url)!r} has no address; expected zk://HOST:PORT/path")
     addresses = [_parse_address(text) for text in _SEPARATORS.split(hosts)]
     options = _parse_options(query, tls=SCHEMES[scheme])
     only_creator = _parse_acl(options.pop(_ACL, ""), is_known=bool(at) or "cert" in options)
@@ -137,6 +140,8 @@ def _parse_path(path: str) -> str:
     parts = path.split("/")[1:]
     if not path.isprintable() or any(part in ("", ".", "..") for part in parts):
         raise BadAddress(f"{path!a} is no path in ZooKeeper; expected /name/name")
+    if "#" in path or "%" in path:
+        raise BadAddress(f"{path!a}: neither # nor % may be in a path; they are taken literally")
     if parts and parts[0] == "zookeeper":
         raise BadAddress("/zookeeper is ZooKeeper's own")
     return path

@@ -221,3 +221,13 @@ def test_a_rack_is_a_short_name(rack: str) -> None:
 def test_another_rack_is_refused_with_what_is_allowed(rack: str) -> None:
     with pytest.raises(ConfigError, match="up to 64 letters"):
         load_config(None, {"data_folder": "/d", "rack": rack})
+
+
+@pytest.mark.parametrize("address", ["host", "10.0.0.1", "[::1]"])
+def test_an_advertised_address_has_a_port(tmp_path: Path, address: str) -> None:
+    """With the default port, others would look for a bookie where none listens."""
+    given = {"data_folder": str(tmp_path), "advertised_address": address}
+    with pytest.raises(ConfigError, match="expected host:port"):
+        load_config(None, given)
+    config = load_config(None, {**given, "advertised_address": f"{address}:1"})
+    assert config.advertised_address == f"{address}:1"

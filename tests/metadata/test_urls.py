@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from memory_store import MemoryStore
 
+from ledger_client.wire import stores
+from ledger_client.wire.stores import timeout_of_calls_s
 from metadata.errors import BadAddress, MetadataUnavailable
 from metadata.sqlite import SqliteStore
 from metadata.store import MetadataStore
-from metadata.urls import open_store, takes_bookkeepers_clients
+from metadata.urls import check_url, open_store, takes_bookkeepers_clients
 
 
 async def test_a_sqlite_url_opens_a_file_and_closes_it(path: Path) -> None:
@@ -59,3 +61,35 @@ def test_clients_of_bookkeeper_create_ledgers_in_zookeeper_with_and_without_tls(
     assert takes_bookkeepers_clients("zk://a:2181/ledgers")
     assert takes_bookkeepers_clients("zk+tls://a:2281/ledgers")
     assert not takes_bookkeepers_clients("sqlite:///var/lib/quire/metadata.db")
+
+
+@pytest.mark.parametrize("url", ["foo", "bookie://a:1", "sqlite://rel.db", "zk:///q", "zk://a/#"])
+def test_a_url_that_no_store_has_is_told_before_anything_is_opened(url: str) -> None:
+    with pytest.raises(BadAddress):
+        check_url(url)
+
+
+def test_a_url_of_a_store_is_checked_without_opening_it(tmp_path: Path) -> None:
+    for url in (f"sqlite://{tmp_path}/metadata.db", "zk://nobody:1,nobody:2/quire"):
+        check_url(url)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_shorter_deadline_counts_for_zookeeper(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+
+    @asynccontextmanager
+    async def opened(_url: str, *, create: bool, timeout_s: float) -> AsyncIterator[MemoryStore]:
+        assert not create
+        limits.append(timeout_s)
+        yield MemoryStore()
+
+    monkeypatch.setattr("metadata.zookeeper.store.open_zookeeper_store", opened)
+    for limit_s in (None, 2.0):
+        async with open_store("zk://a/x", timeout_s=limit_s):
+            pass
+    token = timeout_of_calls_s.set(3.0)
+    async with stores.open_store("zk://a/x"):
+        pass
+    timeout_of_calls_s.reset(token)
+    assert limits == [10.0, 2.0, 3.0]

@@ -62,6 +62,9 @@ class Balance(msgspec.Struct, frozen=True):
     spread: float
     """fullest minus emptiest, as a fraction of the mean"""
     moves: list[Move]
+    levelled: dict[str, int]
+    """*sizes* after the moves"""
+    levelled_spread: float
 
 
 class Rebalancer:
@@ -106,7 +109,10 @@ class Rebalancer:
         ]
         levels = Levels(shares, shelves)
         moves = plan_moves(shares, shelves, tolerance=self._tolerance)
-        return Balance(levels.sizes, levels.spread, moves)
+        sizes, spread = dict(levels.sizes), levels.spread
+        for move in moves:
+            levels.make(move)
+        return Balance(sizes, spread, moves, levels.sizes, levels.spread)
 
     async def make(self, move: Move, *, on_copied: Callable[[int], None]) -> bool:
         """Make one move; return False if the ledger has changed since it was planned.

@@ -24,8 +24,9 @@ class Rebalanced(msgspec.Struct, frozen=True):
 
     before: dict[str, int]
     after: dict[str, int]
+    """with --dry-run, what the moves would make of it"""
     spread: float
-    """fullest minus emptiest at the end, as a fraction of the mean"""
+    """fullest minus emptiest after that, as a fraction of the mean"""
     planned: list[Move] = []
     """the moves that --dry-run only plans"""
     moved: int = 0
@@ -99,7 +100,7 @@ def rebalance(*, dry_run: bool, rate: float, cluster: str, as_json: bool) -> Non
 async def _plan(cluster: str) -> Rebalanced:
     async with connect(cluster) as client, open_store(cluster) as store:
         found = await Rebalancer(client._context.ledgers, store).look()
-    return Rebalanced(found.sizes, found.sizes, found.spread, found.moves)
+    return Rebalanced(found.sizes, found.levelled, found.levelled_spread, found.moves)
 
 
 async def _rebalance(cluster: str, rate: float) -> Rebalanced:
@@ -126,13 +127,14 @@ def _show(rebalanced: Rebalanced, *, dry_run: bool) -> None:
         click.echo(f"would move ledger {move.ledger_id} {where}, {size(move.size)}")
     for name, held in rebalanced.after.items():
         before = rebalanced.before.get(name, 0)
-        change = "" if held == before else f", before {size(before)}"
+        was = "now" if dry_run else "before"
+        change = "" if held == before else f", {was} {size(before)}"
         click.echo(f"{name}: {size(held)}{change}")
     moves = count(len(rebalanced.planned) if dry_run else rebalanced.moved, "ledger")
     moved = sum(m.size for m in rebalanced.planned) if dry_run else rebalanced.moved_size
     begin = "" if rebalanced.complete else "interrupted; "
-    verb = "would be moved" if dry_run else "moved"
+    verb, differ = ("would be moved", "would differ") if dry_run else ("moved", "differ")
     click.echo(
         f"{begin}{moves}, {size(moved)} {verb}; "
-        f"fullest and emptiest differ by {rebalanced.spread:.0%} of the mean"
+        f"fullest and emptiest {differ} by {rebalanced.spread:.0%} of the mean"
     )

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 import msgspec
 import pytest
@@ -157,3 +159,17 @@ def test_a_command_gives_up_after_the_time_that_it_is_given(
     for words in (["--timeout", "11s"], ["--timeout", "0"]):
         assert conclude(look, words) == Exit.USAGE
         assert "it may be 0.5s to 10s" in capsys.readouterr().err
+
+
+def test_a_cluster_in_a_file_that_is_not_there_is_refused_and_not_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @click.command()
+    @options.cluster
+    def look(*, cluster: str) -> None:
+        raise AssertionError(cluster)
+
+    path = tmp_path / "metadata.db"
+    assert conclude(look, ["--cluster", f"sqlite://{path}"]) == Exit.USAGE
+    assert f"there is no metadata store at {path}" in capsys.readouterr().err
+    assert not path.exists()

@@ -91,6 +91,14 @@ async def test_a_path_with_something_else_is_refused() -> None:
         await found({"/": b"", "/somebody": b"else"})
 
 
+async def test_a_url_without_its_path_is_told_from_a_cluster_of_another_version() -> None:
+    """At ZooKeeper's root, the path of a cluster may have the name that our node would have."""
+    with pytest.raises(MetadataBroken, match="write its path behind the addresses"):
+        await found({"/": b"", paths.ROOT: b""})
+    with pytest.raises(MetadataBroken, match="of version b'7'"):
+        await found({"/": b"", paths.ROOT: b"7"})
+
+
 async def test_a_cluster_that_is_made_between_the_reads_of_its_nodes_is_used() -> None:
     """The layout was read just before, and the root of ours just after."""
     made = await found({"/": b"", paths.ROOT: FORMAT}, LAYOUT=LAYOUT)

@@ -13,10 +13,11 @@ from metadata.zookeeper.url import PASSWORD_VARIABLE, is_zookeeper_url, parse_zo
 
 
 def test_hosts_and_path_are_taken_apart() -> None:
-    url = parse_zookeeper_url("zk://a:1,b|[::1]:3/ledgers/")
-    assert url.addresses == [Address("a", 1), Address("b", 2181), Address("::1", 3)]
+    url = parse_zookeeper_url("zk://a:1,b|[::1]:3;c/ledgers/")
+    four = [Address("a", 1), Address("b", 2181), Address("::1", 3), Address("c", 2181)]
+    assert url.addresses == four
     assert (url.path, url.tls, url.login) == ("/ledgers", False, None)
-    assert str(url) == "zk://a:1,b:2181,[::1]:3/ledgers"
+    assert str(url) == "zk://a:1,b:2181,[::1]:3,c:2181/ledgers"
     assert parse_zookeeper_url("zk://a").path == parse_zookeeper_url("zk://a/").path == ""
 
 
@@ -74,7 +75,11 @@ def test_with_a_login_nodes_are_the_creators_alone_unless_they_are_open(
     ("url", "why"),
     [
         ("bookie://a", "does not start with zk://"),
-        ("zk://", "no valid host"),
+        ("zk://", "has no address"),
+        ("zk:///quire", "has no address"),
+        ("zk://a,/quire", "no valid host"),
+        ("zk://a/quire#here", "neither # nor %"),
+        ("zk://a/qu%20ire", "neither # nor %"),
         ("zk://a:0/x", "no valid port"),
         ("zk://me:s3cret@a/x", "stands in a file"),
         ("zk://me@a/x", "without a password"),

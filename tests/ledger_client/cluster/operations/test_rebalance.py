@@ -82,6 +82,7 @@ async def test_a_new_bookie_gets_its_part_and_every_copy_is_whole(
     after = await rebalancer.look()
     assert after.spread <= 0.1
     assert after.moves == []
+    assert (before.levelled, before.levelled_spread) == (after.sizes, after.spread)
     for ledger_id in ledger_ids:
         assert (await verify(client._context.ledgers, cluster.record(ledger_id))).whole
         assert await cluster.store.leases(repair_lease(ledger_id)) == []
