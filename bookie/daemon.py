@@ -66,6 +66,20 @@ class Ready(msgspec.Struct, frozen=True):
     metrics_port: int
 
 
+async def check_place(config: BookieConfig) -> None:
+    """Let a new bookie that cannot serve where it is to end before its cluster knows it.
+
+    Raises:
+        OSError: the port is taken, or the host is not local.
+        ConfigError: others cannot connect to its address.
+    """
+    listeners = await listen(config.host, config.port)
+    address = config.advertised_address or address_of(listeners[0])
+    for listener in listeners:
+        await listener.aclose()
+    check_address(address)
+
+
 async def run_bookie(
     config: BookieConfig,
     store: MetadataStore,

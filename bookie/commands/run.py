@@ -19,12 +19,13 @@ from bookie.commands.output import announce
 from bookie.commands.stores import open_store
 from bookie.config import BookieConfig
 from bookie.cookie_file import is_new
-from bookie.daemon import Ready, run_bookie
+from bookie.daemon import Ready, check_place, run_bookie
 from bookie.host import Roles
 from bookie.lock import hold_folders
 from bookie.security import scheme_of
 from metadata.outcome import Exit
 from metadata.store import MetadataStore
+from metadata.urls import check_url
 
 _log = logging.getLogger("bookie")
 
@@ -76,6 +77,7 @@ def run(
     the bookie cannot start, or its disk fails or hangs; 2 if a setting is wrong.
     """  # noqa: D301 - the backslash keeps lines
     config = options.read_config(config_file, settings, **direct)
+    check_url(config.metadata)  # before any folder is made
     logging.basicConfig(
         stream=sys.stderr,
         level=config.log_level.upper(),
@@ -96,6 +98,8 @@ async def _serve(config: BookieConfig, as_json: bool) -> None:
     with hold_folders(config):
         # Data belong to a cluster: a path without one is a mistake, and stays as it is.
         create = await is_new(config)
+        if create:
+            await check_place(config)
         async with (
             open_store(config.metadata, create=create, waits_for_start=True) as store,
             trio.open_nursery() as nursery,

@@ -15,6 +15,7 @@ from daemons import Daemon
 
 import ledger_client
 from bookie.commands.run import BookieStarted
+from metadata.outcome import Exit
 
 SMALL = ["--set", "memtable_size=12MiB", "--set", "disk_reserve=0"]
 
@@ -23,11 +24,11 @@ def start(folder: Path, *words: str | int) -> Daemon:
     return Daemon("run", "--data", folder / "data", "--port", 0, *SMALL, *words, log=folder / "log")
 
 
-def start_to_fail(folder: Path, *words: str | int) -> str:
+def start_to_fail(folder: Path, *words: str | int, code: int = 1) -> str:
     """The one line that a refusal to start comes with."""
     with start(folder, "--log-level", "error", *words) as daemon:
         assert daemon.line() == ""
-        assert daemon.process.wait(daemons.DEADLINE_S) == 1
+        assert daemon.process.wait(daemons.DEADLINE_S) == code
         assert daemon.log.count("\n") == 1
         return daemon.log
 
@@ -98,6 +99,13 @@ def test_a_port_in_use_is_told(tmp_path: Path) -> None:
         told = start_to_fail(tmp_path / "other", "--port", port)
     assert f":{port}" in told
     assert "in use" in told
+    assert not (tmp_path / "other/data/metadata.db").exists(), "its cluster knows no such bookie"
+
+
+def test_a_new_bookie_that_others_could_not_reach_is_none_of_its_cluster(tmp_path: Path) -> None:
+    told = start_to_fail(tmp_path, "--host", "0.0.0.0", code=Exit.USAGE)
+    assert "others cannot connect" in told
+    assert not (tmp_path / "data/metadata.db").exists()
 
 
 def test_an_emptied_folder_is_refused(tmp_path: Path) -> None:
@@ -112,8 +120,20 @@ def test_an_emptied_folder_is_refused(tmp_path: Path) -> None:
     assert "data/ledgers" in told
 
 
-def test_a_wrong_metadata_address_is_told(tmp_path: Path) -> None:
-    assert "nosuch://" in start_to_fail(tmp_path, "--metadata", "nosuch://x")
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("nosuch://x", "nosuch://"),
+        ("bookie://127.0.0.1:3181", "names bookies, and not the store"),
+        ("sqlite://metadata.db", "absolute path"),
+        ("zk:///quire", "has no address"),
+    ],
+)
+def test_a_wrong_metadata_address_is_told_and_leaves_nothing(
+    tmp_path: Path, url: str, why: str
+) -> None:
+    assert why in start_to_fail(tmp_path, "--metadata", url, code=Exit.USAGE)
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_bookie_goes_on_when_nobody_reads_what_it_prints(tmp_path: Path) -> None:
