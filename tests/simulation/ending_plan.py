@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from plan import in_order
 from steps import Step
 from topic_plan import Publishing, TopicPlan
-from troubles import Troubles
+from troubles import draw_troubles
 
 from metadata.topics import Retention, RollPolicy
 
@@ -33,16 +33,18 @@ def make_ending_plan(seed: int) -> EndingPlan:
     goes_deaf = chance.random() < 0.5
     replication = 2 if goes_deaf else chance.choice([2, 2, 3])
     partitions = 0 if goes_deaf else chance.choice([0, 0, 2])
+    troubles, more = draw_troubles(seed, "ending", bookies, [*WRITERS, READER])
+    steps = [*_steps(chance, bookies, goes_deaf=goes_deaf), *more]
     return EndingPlan(
         seed=seed,
         bookies=bookies,
         clients=[*WRITERS, READER],
         work=[],
-        steps=in_order(list(_steps(chance, bookies, goes_deaf=goes_deaf))),
+        steps=in_order(steps),
         delay_s_max=chance.choice([0.002, 0.02]),
         sync_s_max=chance.choice([0.001, 0.01]),
         split_share=chance.choice([0.0, 0.2]),
-        troubles=Troubles(),
+        troubles=troubles,
         partitions=partitions,
         replication=replication,
         ack_quorum=2,

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import msgspec
 from plan import Plan, Work, draw_step, in_order
 from steps import Step
-from troubles import Troubles
+from troubles import draw_troubles
 
 LEDGERS_S = 9.0
 """Ledgers are begun so long."""
@@ -39,7 +39,8 @@ def make_id_plan(seed: int) -> IdPlan:
     chance = random.Random(f"id plan {seed}")
     bookies = [f"b{number}" for number in range(1, chance.choice([3, 3, 4]) + 1)]
     clients = ["c1", "c2"]
-    steps = [*_foreign(chance, bookies), *_others(chance, bookies, clients)]
+    troubles, more = draw_troubles(seed, "ids", bookies, clients)
+    steps = [*_foreign(chance, bookies), *_others(chance, bookies, clients), *more]
     if chance.random() < 0.7:
         steps += _again(chance, bookies)
     return IdPlan(
@@ -51,7 +52,7 @@ def make_id_plan(seed: int) -> IdPlan:
         delay_s_max=chance.choice([0.002, 0.02]),
         sync_s_max=chance.choice([0.001, 0.01]),
         split_share=chance.choice([0.0, 0.2]),
-        troubles=Troubles(),
+        troubles=troubles,
     )
 
 

@@ -233,11 +233,14 @@ _OF_TIME: dict[str, Draw] = {
     SQLITE: _sqlite,
     ENSEMBLE: _ensemble,
 }
+_OF_METADATA: dict[str, Draw] = {SQLITE: _sqlite, ENSEMBLE: _ensemble}
 TROUBLES = {
     "ledgers": _OF_LEDGERS,
     "topic": _OF_TOPICS,
     "groups": _OF_GROUPS,
     "time": _OF_TIME,
+    "ids": _OF_METADATA,
+    "ending": _OF_METADATA,
 }
 HELD_BACK: dict[str, set[str]] = {world: set() for world in TROUBLES}
 """What no seed has as long as the product is known not to bear it: a gate that always fails
@@ -261,8 +264,6 @@ OF_ITS_OWN = {
 
 def expected(world: str) -> set[str]:
     """Return the kinds that must have an effect in a campaign of many seeds."""
-    if world in OF_ITS_OWN:
-        return OF_ITS_OWN[world]
-    kinds = set(TROUBLES[world]) - HELD_BACK[world]
+    kinds = set(TROUBLES[world]) - HELD_BACK[world] | OF_ITS_OWN.get(world, set())
     kinds |= {SESSIONS_EXPIRED, ANSWERS_LOST} if ENSEMBLE in kinds else set()
     return kinds - {"disks"} | {"slow disks", "disks that hang"} if "disks" in kinds else kinds
