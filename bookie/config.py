@@ -19,6 +19,7 @@ import msgspec
 
 from bookie.errors import BookieError
 from bookie.settings import DAY_S, SWITCH, GiB, MiB, Setting, TiB, Value, write_sample
+from metadata.address import DEFAULT_PORT
 
 _ID = r"|[A-Za-z0-9][A-Za-z0-9._:\[\]-]{0,127}"
 _RACK = r"|[A-Za-z0-9/][A-Za-z0-9._:/-]{0,63}"
@@ -472,7 +473,8 @@ def _check_pairs(config: BookieConfig, source: str) -> None:
     if config.connection_bytes_max > config.bytes_in_flight_max:
         raise ConfigError(source, "connection_bytes_max", "greater than bytes_in_flight_max")
     address = config.advertised_address
-    if address and ":" not in address.rpartition("]")[2]:
-        raise ConfigError(source, "advertised_address", "without a port; expected host:port")
+    has_port = ":" in address.rpartition("]")[2]
+    if address and not has_port and config.port != DEFAULT_PORT:
+        raise ConfigError(source, "advertised_address", "without its port; expected host:port")
     if config.journal_folder == config.ledger_folder:
         raise ConfigError(source, "journal_folder", "the same as ledger_folder")

@@ -66,8 +66,11 @@ class Ready(msgspec.Struct, frozen=True):
     metrics_port: int
 
 
-async def check_place(config: BookieConfig) -> None:
+async def check_place(config: BookieConfig) -> str:
     """Let a new bookie that cannot serve where it is to end before its cluster knows it.
+
+    Returns:
+        Its address; with port 0 it will be another one.
 
     Raises:
         OSError: the port is taken, or the host is not local.
@@ -78,6 +81,17 @@ async def check_place(config: BookieConfig) -> None:
     for listener in listeners:
         await listener.aclose()
     check_address(address)
+    return address
+
+
+async def wait_until_alone(
+    config: BookieConfig, store: MetadataStore, bookie_id: str, address: str
+) -> None:
+    """Wait for a dead bookie of the same address as long as it may be registered.
+
+    Raises as check_alone().
+    """
+    await check_alone(store, bookie_id, address, limit_s=config.lease_ttl_s + ALONE_S)
 
 
 async def run_bookie(
@@ -259,7 +273,7 @@ class _Bookie:
     ) -> None:
         """Register, unless another bookie has this one's address."""
         own = (self._store, status.bookie_id, status.address)
-        await check_alone(*own, limit_s=self._config.lease_ttl_s + ALONE_S)
+        await wait_until_alone(self._config, *own)
         await nursery.start(registration.run)
         await check_alone(*own)  # again, for two that start at the same time
 

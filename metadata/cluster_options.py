@@ -44,14 +44,28 @@ def _note_cluster(context: click.Context, _parameter: click.Parameter, url: str 
         context.meta[_CLUSTER] = url
 
 
-def _choose(context: click.Context, parameter: click.Parameter, url: str) -> str:
-    """Return the URL of the cluster. A SQLite file is there: opening it would create it."""
-    url = _chosen(context, parameter, url)
+def check_exists(context: click.Context, parameter: click.Parameter, url: str | None) -> str | None:
+    """Return *url*. A SQLite file that it names is there, as opening it would create it."""
+    if url is None or not url.startswith(SQLITE_SCHEME):
+        return url
     path = Path(url.removeprefix(SQLITE_SCHEME))
-    if url.startswith(SQLITE_SCHEME) and path.is_absolute() and not path.exists():
-        raise click.BadParameter(
-            f"there is no metadata store at {path}; a new bookie creates one", context, parameter
-        )
+    try:
+        path.stat()
+    except FileNotFoundError:
+        if path.is_absolute():
+            raise click.BadParameter(
+                f"there is no metadata store at {path}; a new bookie creates one",
+                context,
+                parameter,
+            ) from None
+    except OSError:  # opening it says more
+        pass
+    return url
+
+
+def _choose(context: click.Context, parameter: click.Parameter, url: str) -> str:
+    url = _chosen(context, parameter, url)
+    check_exists(context, parameter, url)
     return url
 
 

@@ -16,7 +16,7 @@ from rich.text import Text
 from bookie.commands import options
 from bookie.commands.output import count, print_json, size
 from bookie.commands.stores import open_store
-from metadata.errors import MetadataUnavailable
+from metadata.errors import BadAddress, MetadataUnavailable
 from metadata.outcome import CommandFailed
 
 if TYPE_CHECKING:
@@ -102,6 +102,8 @@ async def _drain(bookie_id: str, wait: bool, cluster: str) -> Decommissioned:
                 )
     except MetadataUnavailable as cause:
         raise CommandFailed.unreachable(str(cause)) from cause
+    except BadAddress:
+        raise
     except LedgerError as cause:
         raise CommandFailed(str(cause)) from cause
     return Decommissioned(bookie_id, watch.ledgers, watch.size)
@@ -116,6 +118,8 @@ async def _cancel(bookie_id: str, _wait: bool, cluster: str) -> Decommissioned:
             await cancel(store, bookie_id)
     except MetadataUnavailable as cause:
         raise CommandFailed.unreachable(str(cause)) from cause
+    except BadAddress:
+        raise
     except LedgerError as cause:
         raise CommandFailed(str(cause)) from cause
     return Decommissioned(bookie_id, cancelled=True)

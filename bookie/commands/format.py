@@ -18,6 +18,7 @@ from bookie.lock import hold_folders
 from bookie.wiping import Wiped, wipe_bookie
 from metadata.outcome import CommandFailed, confirm
 from metadata.records import CookieRecord
+from metadata.urls import check_url
 
 
 class Formatted(msgspec.Struct, frozen=True):
@@ -57,6 +58,7 @@ def format_folders(
     if force and moved:
         raise click.UsageError("--force and --moved exclude each other")
     config = options.read_config(config_file, settings, **direct)
+    check_url(config.metadata)  # before any folder is made
     if force and not yes:
         _ask(config)
     formatted = trio.run(_format, config, force, moved)

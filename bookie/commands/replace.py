@@ -15,6 +15,7 @@ from bookie.config import BookieConfig
 from bookie.lock import hold_folders
 from bookie.succession import succeed
 from metadata.records import CookieRecord
+from metadata.urls import check_url
 
 
 class Replaced(msgspec.Struct, frozen=True):
@@ -48,6 +49,7 @@ def replace(
     lost_after_s, and `bookie decommission` removes it from the cluster.
     """
     config = options.read_config(config_file, settings, **direct)
+    check_url(config.metadata)  # before any folder is made
     record = trio.run(_replace, config)
     if as_json:
         print_json(Replaced(record.bookie_id, record.journal_folder, record.ledger_folder))

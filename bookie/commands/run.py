@@ -19,7 +19,7 @@ from bookie.commands.output import announce
 from bookie.commands.stores import open_store
 from bookie.config import BookieConfig
 from bookie.cookie_file import is_new
-from bookie.daemon import Ready, check_place, run_bookie
+from bookie.daemon import Ready, check_place, run_bookie, wait_until_alone
 from bookie.host import Roles
 from bookie.lock import hold_folders
 from bookie.security import scheme_of
@@ -98,12 +98,13 @@ async def _serve(config: BookieConfig, as_json: bool) -> None:
     with hold_folders(config):
         # Data belong to a cluster: a path without one is a mistake, and stays as it is.
         create = await is_new(config)
-        if create:
-            await check_place(config)
+        address = await check_place(config) if create else ""
         async with (
-            open_store(config.metadata, create=create, waits_for_start=True) as store,
+            open_store(config.metadata, create=create) as store,
             trio.open_nursery() as nursery,
         ):
+            if create:
+                await wait_until_alone(config, store, config.bookie_id, address)
             serve = partial(run_bookie, roles=_roles(config, store), give_up=_end_stalled)
             ready = await nursery.start(serve, config, store)
             _announce(ready, scheme_of(Path(config.data_folder)), as_json)

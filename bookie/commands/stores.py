@@ -13,15 +13,10 @@ from metadata.cluster_url import is_cluster_url
 from metadata.store import MetadataStore
 
 
-def open_store(
-    url: str, *, create: bool = False, waits_for_start: bool = False
-) -> AbstractAsyncContextManager[MetadataStore]:
-    """Open the store that *url* names, as metadata.urls.open_store does.
-
-    *waits_for_start*: a cluster may be starting, so calls wait for it up to their deadline.
-    """
+def open_store(url: str, *, create: bool = False) -> AbstractAsyncContextManager[MetadataStore]:
+    """Open the store that *url* names, as metadata.urls.open_store does."""
     if is_cluster_url(url):
         from ledger_client.wire import stores
 
-        return stores.open_store(url, waits_for_start=waits_for_start)
+        return stores.open_store(url)
     return urls.open_store(url, create=create)

@@ -39,6 +39,8 @@ POLL_S = 1.0
 POLL_MAX = 4096
 COMMIT_S = 5.0
 CLOSE_S = 5.0
+"""for the last commit"""
+AGAIN = "it may be printed again, here or elsewhere"
 UNSTORED = (CommitRefused, MetadataUnavailable)
 
 
@@ -230,7 +232,7 @@ def _reported(kinds: tuple[type[LedgerError], ...] = UNSTORED) -> Iterator[None]
     try:
         yield
     except kinds as failure:
-        click.echo(f"quire: {failure}; it may be printed again, here or elsewhere", err=True)
+        click.echo(f"quire: {failure}; {AGAIN}", err=True)
 
 
 class Printing:
@@ -268,8 +270,11 @@ class Printing:
         if self._order.commit_s < math.inf and self._has_asked:
             if self._is_printing:  # who reads it may have half a line: it comes again
                 self._consumer.take_back()
-            with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_S):
+            with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_S) as limit:
                 await self._settle.commit()
+            if limit.cancelled_caught:
+                told = f"nothing told in {CLOSE_S:g} s that the last of it is committed"
+                click.echo(f"quire: {told}; {AGAIN}", err=True)
 
     async def _print_all(self) -> None:
         order, left = self._order, self._order.limit

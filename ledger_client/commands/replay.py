@@ -27,6 +27,7 @@ from ledger_client.jobs.replay.options import ReplayOptions
 from ledger_client.jobs.replay.parquet_target import FILE_SIZE
 from ledger_client.jobs.replay.replay import replay_into_stream
 from ledger_client.jobs.replay.target import ReplayBatch
+from metadata.cluster_options import check_exists
 from metadata.replays import Order
 
 if TYPE_CHECKING:
@@ -152,7 +153,11 @@ field = partial(options.field_option, ReplayOptions)
 @field("ending_cut", "--ending-cut", metavar="NAME", callback=options.not_empty)
 @click.option("--to", metavar="TOPIC", help="Write into this topic.")
 @click.option(
-    "--to-cluster", metavar="URL", show_default="the same cluster", help="Cluster of that topic."
+    "--to-cluster",
+    metavar="URL",
+    callback=check_exists,
+    show_default="the same cluster",
+    help="Cluster of that topic.",
 )
 @click.option(
     "--with-definition",

@@ -92,27 +92,20 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-def open_store(
-    url: str, *, waits_for_start: bool = False
-) -> AbstractAsyncContextManager[MetadataStore]:
-    """Open the store that *url* names, a cluster's or a SQLite file, as metadata.urls does.
-
-    *waits_for_start*: as for open_bookie_store().
-    """
-    driver = partial(open_bookie_store, waits_for_start=waits_for_start)
-    timeout_s = timeout_of_calls_s.get()
-    return urls.open_store(url, drivers=dict.fromkeys(SCHEMES, driver), timeout_s=timeout_s)
+def open_store(url: str) -> AbstractAsyncContextManager[MetadataStore]:
+    """Open the store that *url* names, a cluster's or a SQLite file, as metadata.urls does."""
+    drivers = dict.fromkeys(SCHEMES, open_bookie_store)
+    return urls.open_store(url, drivers=drivers, timeout_s=timeout_of_calls_s.get())
 
 
 def open_bookie_store(
-    url: str, *, timeout_s: float | None = None, waits_for_start: bool = False
+    url: str, *, timeout_s: float | None = None
 ) -> AbstractAsyncContextManager[BookieStore]:
     """Open the store behind the bookies that *url* names.
 
     Args:
         url: of a cluster.
         timeout_s: the deadline of each call, by default timeout_of_calls_s.
-        waits_for_start: the cluster may be starting, so a refusal does not shorten the deadline.
 
     Raises:
         BadAddress: *url* has another form, or names files that cannot be used.
@@ -122,7 +115,6 @@ def open_bookie_store(
         addresses,
         open_stream=opener(access),
         timeout_s=timeout_of_calls_s.get() if timeout_s is None else timeout_s,
-        waits_for_start=waits_for_start,
         name_strangers=partial(name_strangers, tls=access.tls),
     )
 
@@ -137,12 +129,10 @@ class BookieStore:
         nursery: trio.Nursery,
         open_stream: OpenStream = trio.open_tcp_stream,
         timeout_s: float = TIMEOUT_S,
-        waits_for_start: bool = False,
         name_strangers: NameStrangers | None = None,
     ) -> None:
         """Connect to nothing yet. *timeout_s* is each call's deadline.
 
-        *waits_for_start*: the whole of it holds even if nothing listens at any address.
         *name_strangers* describes what listens at addresses where no bookie answers.
 
         Connections are tasks of *nursery*. They outlive its cancellation until aclose(), because
@@ -150,7 +140,6 @@ class BookieStore:
         """
         self._name = format_cluster(addresses)
         self._timeout_s = timeout_s
-        self._waits_for_start = waits_for_start
         self._turns = Turns(CALLS_MAX, timeout_s)
         self._dialer = Dialer(addresses, nursery, open_stream, name_strangers)
         self.watches = Watches(BookieHints(self._dialer, self._name, timeout_s))
@@ -166,7 +155,6 @@ class BookieStore:
         *,
         open_stream: OpenStream = trio.open_tcp_stream,
         timeout_s: float = TIMEOUT_S,
-        waits_for_start: bool = False,
         name_strangers: NameStrangers | None = None,
     ) -> AsyncGenerator[BookieStore]:
         """Open a store for the length of the block."""
@@ -176,7 +164,6 @@ class BookieStore:
                 nursery=nursery,
                 open_stream=open_stream,
                 timeout_s=timeout_s,
-                waits_for_start=waits_for_start,
                 name_strangers=name_strangers,
             )
             try:
@@ -347,7 +334,7 @@ class BookieStore:
     def _is_wrong(self) -> bool:
         """True if the addresses seem to be no bookies': nothing listens there, or ever answered."""
         is_known = self._turns.answered_at > -math.inf
-        return not (is_known or self._waits_for_start) and self._dialer.is_refused
+        return not is_known and self._dialer.is_refused
 
     def _pause_s(self, failures: int) -> float:
         """Return 0 within a round of all bookies; after each round more."""

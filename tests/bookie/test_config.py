@@ -225,8 +225,10 @@ def test_another_rack_is_refused_with_what_is_allowed(rack: str) -> None:
 
 @pytest.mark.parametrize("address", ["host", "10.0.0.1", "[::1]"])
 def test_an_advertised_address_has_a_port(tmp_path: Path, address: str) -> None:
-    """With the default port, others would look for a bookie where none listens."""
-    given = {"data_folder": str(tmp_path), "advertised_address": address}
+    """With a port of its own, others would look for it at the default one."""
+    default = {"data_folder": str(tmp_path), "advertised_address": address}
+    assert load_config(None, default).advertised_address == address
+    given = {**default, "port": "3182"}
     with pytest.raises(ConfigError, match="expected host:port"):
         load_config(None, given)
     config = load_config(None, {**given, "advertised_address": f"{address}:1"})

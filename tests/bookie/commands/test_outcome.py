@@ -39,6 +39,10 @@ def test_every_command_explains_itself(command: Command, words: Sequence[str]) -
         (["inspect", "mark", "--data", "d", "--address", "h:1"], "exclude each other"),
         (["inspect", "mark", "--address", "h:x"], "--address"),
         (["format", "--data", "d", "--force", "--moved"], "exclude each other"),
+        (["format", "--data", "d", "--metadata", "zk:///quire"], "has no address"),
+        (["replace", "--data", "d", "--metadata", "bookie://a"], "names bookies"),
+        (["decommission", "b1", "--cluster", "nonsense"], "is not the URL"),
+        (["decommission", "b1", "--cluster", "nonsense", "--cancel"], "is not the URL"),
         (["standalone"], "--data"),
     ],
 )

@@ -16,6 +16,9 @@ from daemons import Daemon
 import ledger_client
 from bookie.commands.run import BookieStarted
 from metadata.outcome import Exit
+from metadata.records import COOKIES
+from metadata.store import items_under
+from metadata.urls import open_store
 
 SMALL = ["--set", "memtable_size=12MiB", "--set", "disk_reserve=0"]
 
@@ -100,6 +103,23 @@ def test_a_port_in_use_is_told(tmp_path: Path) -> None:
     assert f":{port}" in told
     assert "in use" in told
     assert not (tmp_path / "other/data/metadata.db").exists(), "its cluster knows no such bookie"
+
+
+def test_a_new_bookie_with_the_address_of_another_is_none_of_its_cluster(tmp_path: Path) -> None:
+    """As on two hosts that both have the default address."""
+    store = ["--metadata", f"sqlite://{tmp_path}/metadata.db", "--set", "lease_ttl_s=3"]
+    with start(tmp_path, "--json", *store) as daemon:
+        first = daemon.ready(BookieStarted)
+        (tmp_path / "other").mkdir()
+        same = ["--set", f"advertised_address={first.address}"]
+        told = start_to_fail(tmp_path / "other", *store, *same, code=Exit.USAGE)
+        assert f"the bookie {first.bookie_id} is registered at {first.address} too" in told
+        assert trio.run(known_bookies, store[1]) == [first.bookie_id]
+
+
+async def known_bookies(url: str) -> list[str]:
+    async with open_store(url) as store:
+        return [key.removeprefix(COOKIES) for key, _ in await items_under(store, COOKIES)]
 
 
 def test_a_new_bookie_that_others_could_not_reach_is_none_of_its_cluster(tmp_path: Path) -> None:

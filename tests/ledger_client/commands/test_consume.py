@@ -81,3 +81,22 @@ async def test_whoever_stops_it_in_a_batch_gets_that_batch_again_and_no_other(
         assert taken == 3 * batches
         async with client.consumer(ORDERS, group="billing", start="latest") as consumer:
             assert await rest(consumer) == list(range(taken, 8))
+
+
+async def test_a_last_commit_without_an_answer_is_told_as_one_whose_messages_may_come_again(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Unanswered(Settling):
+        async def commit(self) -> None:
+            await trio.sleep_forever()
+
+    async def keep(_data: bytes) -> None:
+        await trio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(consume, "put", keep)
+    order = ConsumeRequest("", (ORDERS,), 1000.0, 2, None, False, 0)
+    async with shop(1) as (_, client):
+        await send(client, 0, 2)
+        async with client.consumer(ORDERS, group="billing", start="earliest") as consumer:
+            await Printing(client, consumer, Unanswered(consumer, is_shared=False), order).run()
+    assert "is committed; it may be printed again" in capsys.readouterr().err

@@ -17,6 +17,7 @@ from ledger_client.commands.options import (
     size_text,
 )
 from ledger_client.commands.outcome import conclude
+from ledger_client.commands.replay import replay
 from ledger_client.jobs.replay.options import ReplayOptions
 from ledger_client.topics.producing.producer_options import ProducerOptions
 from ledger_client.topics.reading.options import ReadOptions
@@ -172,4 +173,23 @@ def test_a_cluster_in_a_file_that_is_not_there_is_refused_and_not_made(
     path = tmp_path / "metadata.db"
     assert conclude(look, ["--cluster", f"sqlite://{path}"]) == Exit.USAGE
     assert f"there is no metadata store at {path}" in capsys.readouterr().err
+    to = ["a/b", "--to", "a/c", "--to-cluster", f"sqlite://{path}"]
+    assert conclude(replay, to) == Exit.USAGE
+    assert f"there is no metadata store at {path}" in capsys.readouterr().err
     assert not path.exists()
+
+
+def test_a_cluster_in_a_file_that_cannot_be_looked_at_is_left_to_who_opens_it(
+    tmp_path: Path,
+) -> None:
+    asked: list[str] = []
+
+    @click.command()
+    @options.cluster
+    def look(*, cluster: str) -> None:
+        asked.append(cluster)
+
+    (tmp_path / "file").touch()
+    url = f"sqlite://{tmp_path}/file/metadata.db"  # Not a directory
+    assert conclude(look, ["--cluster", url]) == Exit.DONE
+    assert asked == [url]

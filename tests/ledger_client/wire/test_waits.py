@@ -107,26 +107,6 @@ async def test_an_address_where_nothing_ever_listened_fails_within_a_second(
         assert trio.current_time() - began < 2.0
 
 
-async def test_a_bookie_that_starts_with_the_cluster_waits_for_it(
-    network: Network, bookies: list[FakeBookie], autojump_clock: trio.testing.MockClock
-) -> None:
-    for bookie in bookies:
-        bookie.reachable = False
-
-    async def come_up() -> None:
-        await trio.sleep(5)
-        bookies[1].reachable = True
-
-    async with (
-        BookieStore.open(
-            network.addresses, open_stream=network.open_stream, waits_for_start=True
-        ) as store,
-        trio.open_nursery() as nursery,
-    ):
-        nursery.start_soon(come_up)
-        assert await store.get("a") is None
-
-
 async def test_a_name_that_does_not_resolve_yet_has_the_whole_deadline(
     network: Network, autojump_clock: trio.testing.MockClock
 ) -> None:
