@@ -83,6 +83,10 @@ settings.load_profile("quire")
 TESTS = Path(__file__).parent
 CLOCKS = {"autojump_clock", "mock_clock"}
 WORKERS_MAX = 8
+FOLDERS_IN = "PYTEST_DEBUG_TEMPROOT"
+"""In the environment, for pytest: where the folders of tests go."""
+MEMORY = Path("/dev/shm")
+MEMORY_SIZE_MIN = 8 << 30
 ID_SIZE_MAX = 80
 HEAVY = {"bench", "hosts", "interop", "simulation", "system"}
 """Folders whose tests take long, next to the others."""
@@ -106,17 +110,33 @@ STOPWATCH = Stopwatch()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Draw other examples where QUIRE_SEED says so; hypothesis reads its option after this."""
+    """Let tests have their folders in memory, and draw other examples where QUIRE_SEED says so.
+
+    Hypothesis reads its option after this, and pytest where folders go.
+    """
+    if has_memory_for_folders():
+        os.environ.setdefault(FOLDERS_IN, str(MEMORY))
     if IS_MOVED and config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(RUN_SEED)
 
 
+def has_memory_for_folders() -> bool:
+    """Whether there is a file system in memory with room for what tests write.
+
+    Most sync after each few bytes, and wait for the disk then.
+    """
+    if not os.access(MEMORY, os.W_OK):
+        return False
+    found = os.statvfs(MEMORY)
+    return found.f_bavail * found.f_frsize >= MEMORY_SIZE_MIN
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Two workers for each processor, since tests wait more than they compute; or none."""
+    """Three workers for each processor, since tests wait more than they compute; or none."""
     if config.getoption("capture") == "no" or not runs_folders(config):
         return 0
-    return min(WORKERS_MAX, 2 * len(os.sched_getaffinity(0)))
+    return min(WORKERS_MAX, 3 * len(os.sched_getaffinity(0)))
 
 
 def runs_folders(config: pytest.Config) -> bool:
@@ -261,6 +281,19 @@ def _chance(request: pytest.FixtureRequest) -> None:
     seed = f"{item.path.relative_to(TESTS).as_posix()}::{item.name} {RUN_SEED}"
     random.seed(seed)
     trio._core._run._r.seed(seed)  # there is no other way
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """Give tests with real processes, and benchmarks, a folder on a disk; it stays if they fail."""
+    if not is_real(request.node) and TESTS / "bench" not in request.path.parents:
+        yield tmp_path
+        return
+    failed = request.session.testsfailed
+    folder = tempfile.mkdtemp(prefix=f"quire-{tmp_path.name[:40]}-")
+    yield Path(folder)
+    if request.session.testsfailed == failed:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

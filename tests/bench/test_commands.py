@@ -33,7 +33,6 @@ def test_the_disk_is_measured(tmp_path: Path) -> None:
     assert [group["group_size"] for group in floor["groups"]] == [1 << n for n in range(16, 25, 2)]
 
 
-@pytest.mark.real_processes
 def test_appends_are_measured_beside_the_floor(tmp_path: Path) -> None:
     words = ("--bookies", 3, "--ack-quorum", 2, "--entries", 20_000, "--rate", 100_000)
     result = measured(tmp_path, "append", *words)
@@ -71,7 +70,6 @@ def test_a_writer_is_measured_while_a_bookie_is_killed(tmp_path: Path) -> None:
     assert result["after_to_before"] == pytest.approx(phases[2] / phases[0], abs=0.001)
 
 
-@pytest.mark.real_processes
 @pytest.mark.parametrize(
     "words",
     [["--partitions", "3"], pytest.param(["--compression", "zstd"], marks=pytest.mark.slow)],
@@ -87,7 +85,6 @@ def test_consuming_is_measured_in_every_way(tmp_path: Path, words: list[str]) ->
 
 
 @pytest.mark.slow
-@pytest.mark.real_processes
 def test_a_group_is_measured_beside_readers(tmp_path: Path) -> None:
     loads = ("--messages", 12_000, "--rate-seconds", 0.5, "--idle-seconds", 0.5)
     group = ("--members", 3, "--group-partitions", 7, "--lanes", 2)
@@ -128,7 +125,6 @@ def test_more_than_fits_the_disk_is_refused_before_it_is_written(tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.real_processes
 @pytest.mark.parametrize(
     "words", [["--partitions", "3"], ["--arrow", "--compression", "lz4"]], ids=" ".join
 )
@@ -149,7 +145,6 @@ def test_producing_is_measured_in_every_way(tmp_path: Path, words: list[str]) ->
 
 
 @pytest.mark.slow
-@pytest.mark.real_processes
 def test_one_order_is_measured_beside_none(tmp_path: Path) -> None:
     """A topic with timesync and one without, and readers by timestamp and of both orders."""
     loads = ("--messages", 12_000, "--producers", 3, "--seconds", 1, "--rate", 20)

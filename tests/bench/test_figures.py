@@ -103,7 +103,7 @@ def test_reading_in_order_asks_the_disk_for_many_entries_at_once(tmp_path: Path)
     assert max(result["bookie_rss_max_mib"]) < RSS_MAX_MIB
 
 
-@pytest.mark.parametrize("quorums", [(3, 3, 2), (2, 2, 2)])
+@pytest.mark.parametrize("quorums", [(3, 3, 2), pytest.param((2, 2, 2), marks=pytest.mark.long)])
 def test_a_writer_goes_on_when_one_of_four_bookies_is_lost(
     tmp_path: Path, quorums: tuple[int, int, int]
 ) -> None:

@@ -102,14 +102,14 @@ def wall_clocks_are_an_hour_off(cluster: HostCluster, _crew: Crew) -> Iterator[f
 
 
 SOME: list[Trouble] = [
-    the_clients_are_cut_from_two_bookies,
     the_leader_is_cut_from_zookeeper,
     a_bookie_hears_and_is_not_heard,
-    one_packet_in_twenty_is_lost,
     a_bookie_and_a_producer_are_paused,
 ]
 OTHERS: list[Trouble] = [
     a_bookie_is_cut_off,
+    the_clients_are_cut_from_two_bookies,
+    one_packet_in_twenty_is_lost,
     a_zookeeper_is_cut_off,
     a_client_is_heard_and_hears_nothing,
     every_packet_takes_200_ms,

@@ -36,7 +36,7 @@ SHOWN_AT = {
     "ignore_the_epoch": 13,
     "pass_over_gaps": 27,
     "delete_too_much": 152,
-    "compare_no_versions": 7,
+    "compare_no_versions": 14,
     "compare_no_versions_of_nodes": 36,
     "commit_from_an_old_epoch": 7,
     "lose_wake_ups": 0,

@@ -34,6 +34,7 @@ STORM_S_MIN = 12.0
 STORMS = (
     "tests/system/test_storms.py",
     "tests/system/test_topic_storms.py",
+    "tests/system/test_group_storms.py",
     "tests/hosts/test_cuts.py",
     "tests/bench/test_figures.py",
     "tests/bench/test_compact.py",

@@ -55,6 +55,7 @@ def test_three_bookies_of_which_two_must_agree_keep_their_promises(tmp_path: Pat
     storm(tmp_path, 3, ["3/3/2", "3/3/2", "3/3/2"])
 
 
+@pytest.mark.long
 def test_striped_and_fully_acknowledged_ledgers_keep_their_promises(tmp_path: Path) -> None:
     storm(tmp_path, 5, ["3/2/2", "2/2/2", "5/3/2", "4/3/3"])
 
