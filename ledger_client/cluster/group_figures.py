@@ -22,7 +22,7 @@ from ledger_client.groups.backlog import Backlog, Held, backlog, held_in
 from ledger_client.groups.lanes import GroupLanes
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.positions import EARLIEST, Place, Places
-from ledger_client.topics.reading.cursor import KnownLane
+from ledger_client.topics.reading.lane_ranges import KnownLane
 from metadata.errors import MetadataError
 from metadata.groups.assignment import Part
 from metadata.groups.hosted import GroupCounts

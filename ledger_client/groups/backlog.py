@@ -17,8 +17,8 @@ from typing import NamedTuple
 from ledger_client.groups.share import messages_left
 from ledger_client.ledgers.opener import LedgerOpener
 from ledger_client.topics.positions import Place
-from ledger_client.topics.reading.cursor import KnownLane
 from ledger_client.topics.reading.lag import behind, sent_at
+from ledger_client.topics.reading.lane_ranges import KnownLane
 from metadata.groups.shares import ShareRecord
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from ledger_client.errors import BadGroup, BadTopic
 from ledger_client.topics.positions import Place
-from ledger_client.topics.reading.cursor import KnownLane
+from ledger_client.topics.reading.lane_ranges import KnownLane
 from metadata.groups.assignment import Part
 from metadata.groups.rows import LANES_MAX, Partition
 from metadata.topics import Count

@@ -18,7 +18,7 @@ from ledger_client.errors import BadTopic, Gap, LedgerError, lane_text
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.messages import MergedBatch, MessageRange
 from ledger_client.topics.positions import EARLIEST, LaneRef, Place, Places
-from ledger_client.topics.reading.cursor import KnownLane, LaneRange, LaneStart
+from ledger_client.topics.reading.lane_ranges import KnownLane, LaneRange, LaneStart
 from ledger_client.topics.reading.lane_set import LaneSet, new_lane
 from ledger_client.topics.reading.merging import MergedLanes
 from ledger_client.topics.reading.options import ReadOptions, Start

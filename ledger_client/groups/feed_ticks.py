@@ -21,7 +21,7 @@ import trio
 from ledger_client.errors import LedgerError
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.positions import EARLIEST, Places
-from ledger_client.topics.reading.cursor import KnownLane, LaneRange, LaneStart
+from ledger_client.topics.reading.lane_ranges import KnownLane, LaneRange, LaneStart
 from ledger_client.topics.reading.lane_set import LaneSet
 from ledger_client.topics.reading.merging import MergedLanes, ReadOrder
 from ledger_client.topics.reading.options import Start

@@ -15,9 +15,10 @@ from ledger_client.ledgers.catalogue import translated
 from ledger_client.message_id import MessageId
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.positions import EARLIEST, LaneRef, Place, Places, is_position
-from ledger_client.topics.reading.cursor import KnownLane
-from ledger_client.topics.reading.lane_set import LaneSet, narrow, row_of_message
+from ledger_client.topics.reading.lane_ranges import KnownLane
+from ledger_client.topics.reading.lane_set import LaneSet, narrow
 from ledger_client.topics.reading.options import ReadOptions, Start
+from ledger_client.topics.reading.place_finder import row_of_message
 from metadata.groups.assignment import Part
 from metadata.groups.rows import (
     SLOTS,

@@ -24,9 +24,10 @@ from ledger_client.errors import BadCut, LedgerError, MetadataUnavailable
 from ledger_client.ledgers.catalogue import translated
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.positions import EARLIEST, LanePlace, Place, Position
-from ledger_client.topics.reading.cursor import KnownLane
-from ledger_client.topics.reading.lane_set import LaneSet, PlaceFinder
+from ledger_client.topics.reading.lane_ranges import KnownLane
+from ledger_client.topics.reading.lane_set import LaneSet
 from ledger_client.topics.reading.options import ReadOptions
+from ledger_client.topics.reading.place_finder import PlaceFinder
 from ledger_client.topics.tick_follower import TickFollower, was_opened
 from ledger_client.topics.times import Timestamp
 from metadata.cuts import (

@@ -31,7 +31,7 @@ from ledger_client.errors import (
 from ledger_client.opening import Held
 from ledger_client.surfaces.loops import LoopBlock, LoopPortal
 from ledger_client.topics.positions import EARLIEST
-from ledger_client.topics.reading.cursor import LaneRange
+from ledger_client.topics.reading.lane_ranges import LaneRange
 from ledger_client.topics.reading.lane_set import LaneSet
 from ledger_client.topics.reading.options import ReadSettings, Start
 

@@ -21,7 +21,7 @@ from ledger_client.topics.lanes.lane_rows import LaneRows
 from ledger_client.topics.lanes.lane_state import LaneEnd, LaneState
 from ledger_client.topics.lanes.written_ledger import Append
 from ledger_client.topics.reading import source
-from ledger_client.topics.reading.cursor import LaneStart
+from ledger_client.topics.reading.lane_ranges import LaneStart
 from ledger_client.topics.retention import truncation
 from metadata import rows
 from metadata.store import ABSENT, Check, Delete, Put

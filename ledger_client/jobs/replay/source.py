@@ -32,7 +32,8 @@ from ledger_client.errors import ReplayConflict
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.messages import MergedBatch, Message, MessageRange
 from ledger_client.topics.positions import LanePlace, LaneRef, Place, Position
-from ledger_client.topics.reading.cursor import LaneCursor, LaneRange, LaneStart
+from ledger_client.topics.reading.cursor import LaneCursor
+from ledger_client.topics.reading.lane_ranges import LaneRange, LaneStart
 from ledger_client.topics.reading.lane_set import LaneSet
 from ledger_client.topics.reading.merging import EventTimes, MergeOrder
 from ledger_client.topics.reading.options import ReadOptions

@@ -17,13 +17,10 @@ from typing import NamedTuple, Protocol
 import trio
 
 from ledger_client.errors import Gap, LedgerError, MessagesLost
-from ledger_client.topics.lanes.ledger_rows import LedgerRows
 from ledger_client.topics.messages import MessageBatch, MessageRange
 from ledger_client.topics.positions import UNKNOWN, LaneRef, Place
-from ledger_client.topics.reading.compacted import CompactedRange
 from ledger_client.topics.reading.source import Edge, Entries, Put
 from ledger_client.topics.times import Time
-from metadata.topics import LaneRecord
 
 BATCHES_MAX = 2
 """Batches of entries in the queue of one lane, beside what its source reads ahead."""
@@ -34,38 +31,6 @@ class Source(Protocol):
 
     async def run(self, put: Put) -> None:
         """Put everything up to the end, then return. Raises LedgerError when reading fails."""
-
-
-class KnownLane(NamedTuple):
-    """A lane that exists, with its record when it was looked up."""
-
-    lane: LaneRef
-    rows: LedgerRows
-    record: LaneRecord
-    compacted: CompactedRange | None = None
-    """its compacted beginning, if that is read"""
-    name: str = ""
-    """set only if lanes are chosen or ordered by it"""
-
-
-class LaneStart(NamedTuple):
-    """The place at which to begin in a lane."""
-
-    place: Place
-    since: Time | None = None
-    """leave out messages before this time: none had reached it when the place was looked up"""
-    gap: Gap | None = None
-    """set if the requested place is gone"""
-
-
-class LaneRange(NamedTuple):
-    """A lane, and the range of it to be read."""
-
-    known: KnownLane
-    begin: LaneStart
-    end: Place | None = None
-    end_was_confirmed: bool = False
-    """entries before *end* were confirmed once, as when it comes from a kept position"""
 
 
 class LaneBounds(NamedTuple):

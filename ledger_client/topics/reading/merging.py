@@ -33,7 +33,8 @@ from ledger_client.errors import Gap, LedgerError, ReaderClosed
 from ledger_client.figures import Figures
 from ledger_client.topics.messages import MergedBatch, MessageRange
 from ledger_client.topics.positions import LaneRef, Place
-from ledger_client.topics.reading.cursor import LaneCursor, LaneRange
+from ledger_client.topics.reading.cursor import LaneCursor
+from ledger_client.topics.reading.lane_ranges import LaneRange
 from ledger_client.topics.reading.options import ReadOptions
 from ledger_client.topics.reading.outages import Outages
 

@@ -23,10 +23,11 @@ from ledger_client.topics.lanes.ledger_rows import Row, gap_after
 from ledger_client.topics.messages import message_header
 from ledger_client.topics.positions import LaneRef, Place, as_position, is_position
 from ledger_client.topics.reading.compacted import CompactedRange
-from ledger_client.topics.reading.cursor import KnownLane
 from ledger_client.topics.reading.cut_bounds import with_cuts
-from ledger_client.topics.reading.lane_set import LaneSet, PlaceFinder, narrow
+from ledger_client.topics.reading.lane_ranges import KnownLane
+from ledger_client.topics.reading.lane_set import LaneSet, narrow
 from ledger_client.topics.reading.options import ReadOptions, ReadSettings
+from ledger_client.topics.reading.place_finder import PlaceFinder
 from ledger_client.topics.reading.ranges import LedgerRange, RangePlan
 from ledger_client.topics.reading.search import CompactedSearch, searching
 from ledger_client.topics.times import TIMES

@@ -31,8 +31,8 @@ from ledger_client.topics.context import TopicContext
 from ledger_client.topics.messages import MergedBatch, Message, converted, decoding
 from ledger_client.topics.positions import Position, as_position
 from ledger_client.topics.reading.consistency import visible
-from ledger_client.topics.reading.cursor import LaneRange
 from ledger_client.topics.reading.cut_bounds import with_cuts
+from ledger_client.topics.reading.lane_ranges import LaneRange
 from ledger_client.topics.reading.lane_set import LaneSet
 from ledger_client.topics.reading.merging import MergedLanes, ReadOrder
 from ledger_client.topics.reading.options import ReadOptions, ReadSettings, Start

@@ -9,8 +9,8 @@ import trio
 
 from ledger_client.errors import LedgerError
 from ledger_client.topics.positions import LanePlace, Position, as_position
-from ledger_client.topics.reading.cursor import KnownLane
 from ledger_client.topics.reading.lag import Behind, behind
+from ledger_client.topics.reading.lane_ranges import KnownLane
 from ledger_client.topics.reading.lane_set import LaneSet
 
 LANES_AT_ONCE = 16

@@ -17,7 +17,7 @@ import trio
 
 from ledger_client.errors import LedgerError, NoSuchTopic, Retryable
 from ledger_client.topics.context import TopicContext
-from ledger_client.topics.reading.cursor import LaneRange
+from ledger_client.topics.reading.lane_ranges import LaneRange
 from ledger_client.topics.reading.lane_set import LaneSet
 from ledger_client.topics.reading.merging import MergedLanes, ReadOrder
 from ledger_client.topics.reading.options import ReadOptions, Start

@@ -48,9 +48,10 @@ from ledger_client.topics.lanes.lane_state import LaneEnd, LaneState, greater
 from ledger_client.topics.lanes.lane_writer import LaneWriter
 from ledger_client.topics.lanes.ledger_rows import LedgerRows, Row
 from ledger_client.topics.positions import LaneRef, Place
-from ledger_client.topics.reading.cursor import KnownLane, LaneStart
-from ledger_client.topics.reading.lane_set import LaneSet, PlaceFinder, narrow
+from ledger_client.topics.reading.lane_ranges import KnownLane, LaneStart
+from ledger_client.topics.reading.lane_set import LaneSet, narrow
 from ledger_client.topics.reading.options import ReadOptions, Start
+from ledger_client.topics.reading.place_finder import PlaceFinder
 from ledger_client.topics.retention.holdings import (
     HeldLedger,
     LaneHoldings,

@@ -19,7 +19,7 @@ from ledger_client.cluster.observer import GROUPS_MAX, Observer
 from ledger_client.groups.backlog import Backlog, Held, backlog
 from ledger_client.ledgers.opener import LedgerOpener
 from ledger_client.topics.positions import Place
-from ledger_client.topics.reading.cursor import KnownLane
+from ledger_client.topics.reading.lane_ranges import KnownLane
 
 
 class Watch:

@@ -25,7 +25,8 @@ from ledger_client import (
 from ledger_client.figures import Figures
 from ledger_client.topics.messages import MergedBatch
 from ledger_client.topics.positions import EARLIEST, LaneRef
-from ledger_client.topics.reading.cursor import KnownLane, LaneCursor, LaneRange, LaneStart
+from ledger_client.topics.reading.cursor import LaneCursor
+from ledger_client.topics.reading.lane_ranges import KnownLane, LaneRange, LaneStart
 from ledger_client.topics.reading.merging import Arrival, MergedLanes
 from ledger_client.topics.reading.options import Order, ReadOptions
 from ledger_client.topics.reading.outages import Outages, TickOutage

@@ -15,7 +15,7 @@ from trio.testing import MockClock
 from ledger_client.errors import BadTopic, Busy, ReaderClosed
 from ledger_client.message_id import MessageId
 from ledger_client.topics.messages import Message
-from ledger_client.topics.reading.cursor import LaneRange
+from ledger_client.topics.reading.lane_ranges import LaneRange
 from ledger_client.topics.reading.options import Start
 from ledger_client.topics.reading.source import LOOK_S
 from ledger_client.topics.times import EventTime
