@@ -48,20 +48,26 @@ class PlaceFinder:
             return LaneStart(EARLIEST)
         if start == "latest":
             return LaneStart(await self._latest(known))
-        compacted = known.compacted
-        if compacted is not None:
-            place = await find_compacted(known.lane, compacted, self._opener, start, after=after)
-            if place is not None:
-                return LaneStart(place)
         if isinstance(start, MessageId):
-            return await self._message(known, start, after)
+            raw = await self._message(known, start, after)  # also says if it is this lane's
+            return await self._compacted(known, start, after) or raw
+        if (found := await self._compacted(known, start, after)) is not None:
+            return found
         if isinstance(start, Version):
             return await self._version(known, start.number + after)
         if isinstance(start, TIMES):
             time = start.next() if after else start
-            found = await self.find_time(known, time)
-            return LaneStart(found.place, None if found.exact else time)
+            at = await self.find_time(known, time)
+            return LaneStart(at.place, None if at.exact else time)
         return LaneStart(kept_place(known.lane, start))
+
+    async def _compacted(self, known: KnownLane, start: Start, after: bool) -> LaneStart | None:
+        """Return the place of a message or version, `None` if it is not compacted."""
+        if known.compacted is None:
+            return None
+        lane, compacted = known.lane, known.compacted
+        place = await find_compacted(lane, compacted, self._opener, start, after=after)
+        return None if place is None else LaneStart(place)
 
     async def check(self, known: KnownLane, place: Place) -> None:
         """Raise BadTopic for a place behind the end of its lane, its ledger or its entry.

@@ -378,6 +378,30 @@ async def test_a_position_of_another_topic_is_refused(autojump_clock: MockClock)
                 pass
 
 
+@pytest.mark.parametrize("purged", [0, 2])
+async def test_a_message_of_another_lane_is_no_place_in_a_compacted_one(
+    autojump_clock: MockClock, purged: int
+) -> None:
+    """Its ledger exists elsewhere, or the lane can have lost none; a removed message is a place."""
+    async with laid_topic() as topic, topic.client.ledgers.create(1, 1, 1) as other:
+        lane = await keyed_lane(topic)
+        await lay_set(topic, ledgers=3)
+        for number in range(purged):
+            await lane.purge(number)
+        wanted = ids(expected([lane], 3)[0])
+        strange = [other.id, -1] if purged else [other.id, -1, 0]
+        for start in (MessageId(ledger_id, 0) for ledger_id in strange):
+            with pytest.raises(BadTopic, match=f"message {start} is"):
+                async with topic.client.reader(TOPIC, compacted=True, start=start):
+                    pass
+            with pytest.raises(BadTopic, match=f"message {start} is"):
+                async with topic.client.reader(TOPIC, compacted=True, end=start):
+                    pass
+        first = lane.messages[0].id
+        async with topic.client.reader(TOPIC, compacted=True, start=first) as reader:
+            assert ids_of(await read_all(reader)) == wanted
+
+
 async def test_a_follower_goes_from_what_is_left_to_what_is_written(
     autojump_clock: MockClock,
 ) -> None:
