@@ -194,16 +194,19 @@ class GroupConsumer(Openable):
                 lie before what was committed. Default: all messages that were handed out; in
                 on_revoked, those that the application is done with.
 
-        A place that is committed already may be committed again.
+        A place that is committed already may be committed again. Other places than those of
+        position(), as it is now, are looked up, if they lie ahead of it or within a batch: that
+        costs a few calls for each lane.
 
         Raises:
             BadGroup: nothing was asked for yet, and there are no partitions.
-            BadTopic: a place is behind the end of its lane; nothing was committed.
+            BadTopic: a place is behind the end of its lane, ledger or batch; nothing was committed.
             CommitRefused: partitions are another member's by now; their messages come again. The
                 rest was committed.
             MemberRemoved: as poll().
             MetadataUnavailable: the store did not answer in time; it may have been committed.
-            LedgerError: a commit that commit_nowait() started has failed. This one was made.
+            LedgerError: a place could not be looked up; or a commit that commit_nowait() started
+                has failed, and this one was made.
         """
         self._check_member()
         await self._exclusive(BY_ACK).commit(what)
@@ -256,9 +259,9 @@ class GroupConsumer(Openable):
 
         Raises:
             CommitRefused: a partition is not this consumer's; nothing changed.
-            BadTopic: a place is behind the end of its lane; nothing changed.
+            BadTopic: a place is behind the end of its lane, ledger or batch; nothing changed.
             MemberRemoved: as poll().
-            LedgerError: the lanes could not be looked up.
+            LedgerError: the lanes, or a place, could not be looked up.
         """
         self._check_member()
         await self._exclusive(NO_PLACES).seek(position)

@@ -17,7 +17,7 @@ from ledger_client.background import Background
 from ledger_client.errors import BadTopic, Gap, LedgerError, lane_text
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.messages import MergedBatch, MessageRange
-from ledger_client.topics.positions import EARLIEST, LaneRef, Place, Places
+from ledger_client.topics.positions import EARLIEST, LanePlace, LaneRef, Place, Places, Position
 from ledger_client.topics.reading.lane_ranges import KnownLane, LaneRange, LaneStart
 from ledger_client.topics.reading.lane_set import LaneSet, new_lane
 from ledger_client.topics.reading.merging import MergedLanes
@@ -165,27 +165,43 @@ class TopicFeed:
         return spans
 
     async def check(self, places: Mapping[int, Places]) -> None:
-        """Raise BadTopic for a place behind its lane's end, or in a lane that does not exist.
+        """Raise BadTopic for a place behind the end of its lane, its ledger or its entry.
 
-        A place before the first message that is left is allowed: what reads it gets a Gap. Places
-        that were reached already are not looked up.
+        A place before the first message that is left is allowed: what reads it gets a Gap. Of
+        places that were reached already, only those within an entry are looked up. Each look
+        costs a few calls, and the read of that entry.
+
+        Raises:
+            LedgerError: a place could not be looked up.
         """
         reached = {(ref.partition, ref.lane): place for ref, place in self.places().items()}
-        ahead = {
-            (partition, lane): place
-            for partition, lanes in places.items()
-            for lane, place in lanes.items()
-            if reached.get((partition, lane), EARLIEST).at < place.at
-        }
-        if not ahead:
-            return
-        ends = {(span.lane.partition, span.lane.lane): span.end for span in await self.spans()}
-        for at, place in ahead.items():
-            if at not in ends:
-                raise BadTopic(f"there is no {lane_text(*at)}", topic=self.topic.name)
-            if ends[at].at < place.at:
+        ahead: dict[tuple[int, int], Place] = {}
+        within: dict[tuple[int, int], Place] = {}
+        for partition, lanes in places.items():
+            for lane, place in lanes.items():
+                here = reached.get((partition, lane), EARLIEST)
+                if here.at < place.at:
+                    ahead[partition, lane] = place
+                elif place.skip and here.at != place.at:
+                    within[partition, lane] = place
+        if ahead or within:
+            await self._look_at(ahead, within)
+
+    async def _look_at(
+        self, ahead: Mapping[tuple[int, int], Place], within: Mapping[tuple[int, int], Place]
+    ) -> None:
+        """Raise BadTopic for places that are none; only those *ahead* may be behind an end."""
+        known = {(each.lane.partition, each.lane.lane): each for each in await self.known()}
+        wanted = {**ahead, **within}
+        if missing := next((at for at in wanted if at not in known), None):
+            raise BadTopic(f"there is no {lane_text(*missing)}", topic=self.topic.name)
+        ends = await self._lanes.find([known[at] for at in ahead], "latest")
+        for (at, place), end in zip(ahead.items(), ends, strict=True):
+            if end.place.at < place.at:
                 reason = f"a place behind the end of {lane_text(*at)}: {place}"
                 raise BadTopic(reason, topic=self.topic.name)
+        named = (LanePlace(self.topic.name, self.topic.uid, *at, wanted[at]) for at in wanted)
+        await self._lanes.find([known[at] for at in wanted], Position(named), exact=True)
 
     async def known(self) -> Sequence[KnownLane]:
         """Return the lanes of all partitions. Raises LedgerError."""

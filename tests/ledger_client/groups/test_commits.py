@@ -185,6 +185,52 @@ async def test_a_commit_of_nothing_is_refused(autojump_clock: MockClock) -> None
                 await consumer.seek(strange)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("count", [0, 4, 10], ids=["ahead", "within", "reached"])
+async def test_an_index_behind_the_end_of_its_batch_is_neither_committed_nor_sought(
+    autojump_clock: MockClock, count: int
+) -> None:
+    """Stored, it made the group's lag too small. The end itself is a place."""
+    async with shop(1) as (_, client):
+        await send(client, 0, 1)
+        async with client.producer(ORDERS, linger_ms=50) as producer:
+            ids = list(await producer.send_many([b"%d" % i for i in range(1, 11)]))
+        assert len({(each.ledger_id, each.entry_id) for each in ids}) == 1
+        async with client.consumer(ORDERS, group="billing", start="earliest") as consumer:
+            assert await take(consumer, count + 1) == list(range(count + 1))
+            await consumer.commit()
+            (here,), before = consumer.position(), consumer.committed()
+            end = Place(1, ids[0].entry_id, 10, ids[0].ledger_id)
+            for wrong in (end._replace(skip=11), end._replace(skip=9999)):
+                for call in (consumer.commit, consumer.seek):
+                    with pytest.raises(BadTopic, match="is behind the end of entry"):
+                        await call((here._replace(place=wrong),))
+            with pytest.raises(BadTopic, match="is behind the end of entry"):
+                consumer.commit_nowait((here._replace(place=end._replace(skip=11)),))
+                await consumer.commit((here,))
+            assert consumer.position() == (here,)
+            assert consumer.committed() == before
+            await consumer.commit((here._replace(place=end),))
+            assert [each.lag for each in await client.groups.lag("billing")] == [0]
+            await consumer.seek((here._replace(place=end._replace(skip=9)),))
+            assert await take(consumer, 1) == [10]
+
+
+async def test_a_place_behind_the_end_of_a_former_ledger_is_neither_committed_nor_sought(
+    autojump_clock: MockClock,
+) -> None:
+    async with shop(1) as (_, client):
+        await send(client, 0, 2)
+        await send(client, 2, 4)
+        async with client.consumer(ORDERS, group="billing", start="earliest") as consumer:
+            assert await take(consumer, 1) == [0]
+            (here,), before = consumer.position(), consumer.committed()
+            assert here.place.number == 0
+            for call in (consumer.commit, consumer.seek):
+                with pytest.raises(BadTopic, match="is behind the end of ledger"):
+                    await call((here._replace(place=here.place._replace(entry=50)),))
+            assert (consumer.position(), consumer.committed()) == ((here,), before)
+
+
 async def test_a_place_behind_the_end_is_neither_committed_nor_sought(
     autojump_clock: MockClock,
 ) -> None:
