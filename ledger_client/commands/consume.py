@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import NamedTuple, Unpack, get_args
+from typing import NamedTuple, Unpack
 
 import click
 import trio
@@ -33,7 +33,6 @@ from ledger_client.topics.messages import Message
 from ledger_client.topics.positions import Position
 from metadata.groups.rows import Mode
 
-MODES = get_args(Mode)
 field = partial(options.field_option, ConsumerOptions)
 POLL_S = 1.0
 POLL_MAX = 4096
@@ -111,18 +110,15 @@ class CommitParam(click.ParamType[float]):
 )
 @click.option(
     "--shared",
-    "mode",
-    flag_value="shared",
-    type=click.Choice(MODES),
-    default="exclusive",
+    "is_shared",
+    is_flag=True,
     help="Share partitions, too: any number of members read each of them, in no order. What was "
     "printed is acknowledged message by message, unless --commit is none.",
 )
 @click.option(
     "--key-shared",
-    "mode",
-    flag_value="key-shared",
-    type=click.Choice(MODES),
+    "is_key_shared",
+    is_flag=True,
     help="As --shared, and one member gets all messages of a key, in order.",
 )
 @field("ack_timeout_s", "--ack-timeout", "ack_timeout_s")
@@ -153,6 +149,8 @@ def consume(
     first: Point | None,
     by: By,
     commit_s: float,
+    is_shared: bool,
+    is_key_shared: bool,
     limit: int | None,
     idle_s: float | None,
     skip_gaps: bool,
@@ -169,6 +167,7 @@ def consume(
     characters: 'shop/*' is a whole namespace, with the topics that are created later.
     """
     settings["start"] = _first(first, by)
+    settings["mode"] = _mode(is_shared=is_shared, is_key_shared=is_key_shared)
     settings["on_gap"] = "skip" if skip_gaps else "raise"
     settings["auto_commit_s"] = None
     request = ConsumeRequest(cluster, topics, commit_s, limit, idle_s, as_json, metrics_port)
@@ -182,6 +181,18 @@ def _first(first: Point | None, by: By) -> FirstStart:
     if first.start == "earliest" or first.start == "latest":
         return first.start
     return first.time(by)
+
+
+def _mode(*, is_shared: bool, is_key_shared: bool) -> Mode:
+    """Return the group's mode. Raises UsageError for both flags."""
+    if is_shared and is_key_shared:
+        raise click.UsageError(
+            "--shared and --key-shared exclude each other: take --key-shared to have the messages "
+            "of a key together and in order, and --shared otherwise"
+        )
+    if is_key_shared:
+        return "key-shared"
+    return "shared" if is_shared else "exclusive"
 
 
 class ConsumeRequest(NamedTuple):

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import trio
+from click.testing import CliRunner
 from group_rig import ORDERS, rest, send, shop
 from trio.testing import MockClock
 
@@ -100,3 +101,12 @@ async def test_a_last_commit_without_an_answer_is_told_as_one_whose_messages_may
         async with client.consumer(ORDERS, group="billing", start="earliest") as consumer:
             await Printing(client, consumer, Unanswered(consumer, is_shared=False), order).run()
     assert "is committed; it may be printed again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [("--shared", "--key-shared"), ("--key-shared", "--shared")])
+def test_two_ways_to_share_are_one_too_many(flags: tuple[str, str]) -> None:
+    """Nobody can see which of them counted."""
+    command = [ORDERS, "--group", "billing", "--cluster", "bookie://nowhere:1", *flags]
+    done = CliRunner().invoke(consume.consume, command)
+    assert done.exit_code == 2
+    assert "--shared and --key-shared exclude each other: take --key-shared to" in done.output
