@@ -284,6 +284,8 @@ class Groups:
             NoSuchTopic: a topic does not exist.
             MetadataUnavailable: the store did not answer in time; some partitions may be changed.
         """
+        if not isinstance(export, GroupExport):
+            raise TypeError(f"restore takes what export() returned, not {export!r:.80}")
         name = group or export.group
         check_name(name)
         version = await self._idle_version(name)

@@ -195,6 +195,17 @@ async def test_an_export_is_not_restored_under_members(autojump_clock: MockClock
             assert rows(cluster) == before
 
 
+async def test_only_an_export_is_restored(autojump_clock: MockClock) -> None:
+    """Not its JSON, nor a name: what to give instead is said."""
+    async with shop() as (cluster, client):
+        await client.groups.commit("billing", await end(client))
+        document, before = (await client.groups.export("billing")).to_json(), rows(cluster)
+        for strange in ("billing", document, None):
+            with pytest.raises(TypeError, match=r"restore takes what export\(\) returned, not"):
+                await client.groups.restore(strange)  # type: ignore[arg-type]
+        assert rows(cluster) == before
+
+
 async def test_an_export_of_another_cluster_is_refused(autojump_clock: MockClock) -> None:
     async with shop() as (cluster, client):
         await client.groups.commit("billing", await end(client))
