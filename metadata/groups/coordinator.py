@@ -268,6 +268,8 @@ class Office:
         if hosted is None:
             raise _no_such(request.group)
         async with hosted.turn:
+            if self._groups.get(request.group) is not hosted:
+                raise _no_such(request.group)
             if hosted.group.members and not request.force:
                 count = len(hosted.group.members)
                 members = "1 member; stop it" if count == 1 else f"{count} members; stop them"

@@ -286,6 +286,40 @@ async def test_a_group_keeps_its_mode(autojump_clock: MockClock) -> None:
         assert (await rig.state()).mode == "shared"
 
 
+async def test_a_group_that_two_delete_at_once_is_gone_for_the_second(
+    autojump_clock: MockClock,
+) -> None:
+    async with led() as rig:
+        await rig.coordinator.answer(FoundGroup("billing"))
+        slow(rig.store, "transact")
+        refused: list[BadGroup] = []
+
+        async def delete() -> None:
+            try:
+                await rig.coordinator.answer(DeleteGroup("billing"))
+            except BadGroup as refusal:
+                refused.append(refusal)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(delete)
+            nursery.start_soon(delete)
+        assert len(refused) == 1
+        assert "no group billing" in str(refused[0])
+
+
+def slow(store: MemoryStore, name: str) -> None:
+    """Have a call of the store take a second, half of it before it counts."""
+    call = getattr(store, name)
+
+    async def slowly(*args: object, **settings: object) -> object:
+        await trio.sleep(0.5)
+        result = await call(*args, **settings)
+        await trio.sleep(0.5)
+        return result
+
+    setattr(store, name, slowly)
+
+
 async def test_two_processes_cannot_have_one_name_unless_it_is_meant(
     autojump_clock: MockClock,
 ) -> None:
