@@ -403,6 +403,7 @@ class GroupConsumer(Openable):
         if self._is_closed:
             return
         self._is_closed = True
+        has_failed = isinstance(self._membership.failure, BadGroup)
         with suppress(LedgerError):
             await self._delivery.close(
                 is_done=is_done,
@@ -410,7 +411,8 @@ class GroupConsumer(Openable):
             )
         self._membership.end("it was closed; open another consumer to go on")
         self._arrivals.note()  # who waits for messages learns it now, however long leaving takes
-        await self._membership.leave()
+        in_vain = has_failed and not self._partitions.has_begun
+        await self._membership.leave(in_vain=in_vain)
 
 
 def _check_poll(wait_s: float, messages_max: int) -> None:

@@ -105,10 +105,13 @@ class Heartbeats:
         """Report a member no longer."""
         self._pulses = [each for each in self._pulses if each is not pulse]
 
-    async def leave(self, pulse: Pulse) -> None:
-        """Let a member leave its group. Raises MetadataUnavailable, BadGroup."""
+    async def leave(self, pulse: Pulse, *, in_vain: bool = False) -> None:
+        """Let a member leave its group. Raises MetadataUnavailable, BadGroup.
+
+        *in_vain*: it could begin nothing, so a group that it alone wanted goes, too.
+        """
         self.remove(pulse)
-        await self._ask(LeaveGroup(*pulse.name))
+        await self._ask(LeaveGroup(*pulse.name, in_vain=in_vain))
 
     def now(self) -> None:
         """Report soon: a member has applied its row."""

@@ -148,15 +148,17 @@ class Membership:
         finally:
             watches.unsubscribe(key, self)
 
-    async def leave(self) -> None:
+    async def leave(self, *, in_vain: bool) -> None:
         """Leave the group, unless the member keeps its name: then its session runs out.
 
-        That its row is gone then is no loss: the application is not told of one.
+        That its row is gone then is no loss: the application is not told of one. *in_vain*: the
+        member could begin nothing. Then it leaves in any case, and takes a group with it that was
+        not there before, unless somebody else has joined it.
         """
         self._is_leaving = True
-        if self.is_member and not self._options.member:
+        if self.is_member and (in_vain or not self._options.member):
             with suppress(LedgerError):
-                await self._heartbeats.leave(self.pulse)
+                await self._heartbeats.leave(self.pulse, in_vain=in_vain)
         self._heartbeats.remove(self.pulse)
         self.is_member = False
 

@@ -123,6 +123,8 @@ class Partitions:
         """what the member has and reads: partitions, or slots of them"""
         self.parts: set[Part] = set()
         """what it has, as far as its row says"""
+        self.has_begun = False
+        """the member has had something to read"""
         self.feeds: dict[int, TopicFeed] = {}
         """by topic uid"""
         self._topic_names: dict[int, str] = {}
@@ -398,6 +400,7 @@ class Partitions:
         for part in gained:
             holder.begin(part, starts[part])
         self.active |= gained
+        self.has_begun = True
         await _tell(self._options.on_assigned, self.named(gained))
         with suppress(NoSuchTopic):  # soon the row will not have it either
             await self._until_done(partial(holder.read, starts))

@@ -57,6 +57,8 @@ class LeaveGroup(msgspec.Struct, frozen=True, tag=True):
     group: Name
     member: Name
     run: Name
+    in_vain: bool = False
+    """the member could begin nothing: if it founded the group for itself, that goes, too"""
 
 
 class FoundGroup(msgspec.Struct, frozen=True, tag=True):

@@ -184,6 +184,7 @@ class Office:
         _check_joining(group, request)
         self._check_topics(group, request)
         self._groups[request.group] = hosted
+        hosted.want(request.member, request.record.run)
         joined = msgspec.structs.replace(
             request.record, parts=[], revoked=[], joined_ms=await self._store.now_ms()
         )
@@ -231,6 +232,7 @@ class Office:
 
     async def _found(self, request: FoundGroup) -> GroupReply:
         hosted = self._groups[request.group] = self._hosted(request.group)
+        hosted.want()
         async with hosted.turn:
             if hosted.is_deleted:
                 raise BadGroup(f"group {request.group} is being deleted")
@@ -258,9 +260,10 @@ class Office:
 
     async def _leave(self, request: LeaveGroup) -> GroupReply:
         hosted = self._groups.get(request.group)
-        if hosted is not None:
-            hosted.group.leave(request.member, request.run)
-            await self._advance(request.group, hosted, rebalance=False)
+        if hosted is None or (request.in_vain and await self._dissolve(request, hosted)):
+            return GroupLeft()
+        hosted.group.leave(request.member, request.run)
+        await self._advance(request.group, hosted, rebalance=False)
         return GroupLeft()
 
     async def _delete(self, request: DeleteGroup) -> GroupReply:
@@ -282,6 +285,7 @@ class Office:
         hosted = self._groups.get(request.group)
         if hosted is None:
             raise _no_such(request.group)
+        hosted.want()
         await self._set_keep(request.group, hosted, keep=request.keep)
         return GroupLeft()
 
@@ -438,6 +442,34 @@ class Office:
         del self._groups[name]
         self._keeps.suspect(name)
         await self._release()
+
+    async def _dissolve(self, leaving: LeaveGroup, hosted: Hosted) -> bool:
+        """Delete a group of which nothing has begun, and that only the leaving member wanted.
+
+        It goes with that member, beside whom nobody can commit. Who joins meanwhile founds it anew.
+        """
+        name, group = leaving.group, hosted.group
+        async with hosted.turn:
+            for prefix in (progress_prefix(name), shares_prefix(name), wants_prefix(name)):
+                if await self._store.list(prefix, limit=1):
+                    return False
+            if hosted.is_deleted or not hosted.is_only_for(leaving.member, leaving.run):
+                return False
+            of_member = member_key(name, leaving.member), group.members[leaving.member].version
+            gone = [Delete(group_key(name), group.version), Delete(*of_member)]
+            try:
+                await self._store.transact([self.term.check, *gone])
+            except (MetadataUnavailable, VersionConflict):
+                await self._reload(name, group)
+                if group.version != ABSENT:  # else it was made
+                    raise
+            group.dissolved(leaving.member)
+            hosted.is_deleted = hosted.founder is not None  # else somebody waits for the turn
+            if hosted.is_deleted:
+                del self._groups[name]
+        self._keeps.suspect(name)
+        await self._release()
+        return True
 
     # --- what is stored -------------------------------------------------------------------
 

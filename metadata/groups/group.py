@@ -241,6 +241,12 @@ class Group:
             epochs = [revoked.epoch for revoked in record.revoked]
             member.asked_at = {epoch: member.asked_at.get(epoch, now) for epoch in epochs}
 
+    def dissolved(self, name: str) -> None:
+        """Note that neither the group nor this member is stored any more: it would begin anew."""
+        self.record, self.version = GroupRecord(mode=self.record.mode), ABSENT
+        self.members.pop(name, None)
+        self._is_stale = True
+
     @property
     def targeted(self) -> set[int]:
         """The topics, by uid, of which members have partitions or get some."""

@@ -7,6 +7,7 @@ import trio
 
 from metadata.groups.group import Group
 from metadata.groups.rows import partitions_of
+from metadata.store import ABSENT
 
 
 class GroupCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,8 +36,23 @@ class Hosted:
         self.is_deleted = False
         self.is_kept = group.record.keep
         """True from before the first topic is kept"""
+        self.founder: tuple[str, str] | None = None
+        """the member, and its run, that founded the group, if nobody else ever wanted it"""
+        self._is_wanted = group.version != ABSENT
         self._rebalance_s = 0.0
         self._unbalanced_at: float | None = None
+
+    def want(self, member: str = "", run: str = "") -> None:
+        """Note that this run of a member, or somebody who is none, wants the group to be there."""
+        if self.founder != (member, run):
+            self.founder = (member, run) if member and not self._is_wanted else None
+        self._is_wanted = True
+
+    def is_only_for(self, member: str, run: str) -> bool:
+        """Return True if this run founded the group, and nobody else ever wanted it."""
+        found = self.group.members.get(member)
+        is_stored = found is not None and found.joined.run == run and found.record is not None
+        return is_stored and len(self.group.members) == 1 and self.founder == (member, run)
 
     def note_balance(self, now: float) -> None:
         """Note whether every member has its share by now."""

@@ -12,8 +12,9 @@ import trio
 from group_rig import ORDERS, PARTITIONS, nothing_more, send, shop, take
 from trio.testing import MockClock
 
-from ledger_client import MemberRemoved
+from ledger_client import BadGroup, Client, MemberRemoved
 from ledger_client.groups import heartbeats, membership
+from ledger_client.groups.consumer import GroupConsumer
 from ledger_client.groups.options import TopicPartition
 from metadata.errors import MetadataUnavailable
 from metadata.groups.calls import GroupReply, GroupRequest, ReportIn
@@ -191,3 +192,55 @@ async def test_a_member_that_is_removed_as_it_begins_a_new_partition_begins_it_l
             assert await take(consumer, 3, wait_s=60) == [0, 1, 2]
             assert told == 1
             assert commits > 1
+
+
+@pytest.mark.parametrize("settings", [{}, {"member": "first"}, {"mode": "key-shared"}])
+async def test_a_start_that_fails_leaves_no_group_behind(
+    autojump_clock: MockClock, settings: dict[str, str]
+) -> None:
+    """TD-50: the mode of a group that nobody meant would be fixed for good."""
+    async with shop() as (cluster, client):
+        await send(client, 0, 5)
+        for _ in range(2):
+            with pytest.raises(BadGroup, match="has committed nothing"):
+                async with client.consumer(ORDERS, group="bilking", start="none", **settings) as it:  # type: ignore[arg-type]
+                    await it.poll(wait_s=5)
+            assert await client.groups.list() == []
+            assert not [key for key in cluster.store.values if key.startswith("group")]
+
+
+@pytest.mark.parametrize("kept", ["a commit", "another member", "the group"])
+async def test_a_start_that_fails_leaves_a_group_of_others_as_it_is(
+    autojump_clock: MockClock, kept: str
+) -> None:
+    async with shop() as (_, client), trio.open_nursery() as nursery:
+        await send(client, 0, 5)
+        other: GroupConsumer | None = None
+        if kept == "another member":
+            other = await nursery.start(open_for_ever, client)
+        elif kept == "a commit":
+            async with client.reader(ORDERS) as reader:
+                await anext(reader)
+                await client.groups.commit("billing", reader.position())
+        else:
+            async with client.consumer(ORDERS, group="billing"):
+                pass
+        before = await client.groups.committed("billing")
+        with pytest.raises(BadGroup, match="has committed nothing"):
+            async with client.consumer(ORDERS, group="billing", start="none") as late:
+                await late.poll(wait_s=15)
+        assert [each.group for each in await client.groups.list()] == ["billing"]
+        if other is not None:
+            await send(client, 5, 6)
+            assert sorted(await take(other, 6)) == list(range(6))
+        else:
+            assert await client.groups.committed("billing") == before
+        nursery.cancel_scope.cancel()
+
+
+async def open_for_ever(
+    client: Client, *, task_status: trio.TaskStatus[GroupConsumer] = trio.TASK_STATUS_IGNORED
+) -> None:
+    async with client.consumer(ORDERS, group="billing", start="earliest") as consumer:
+        task_status.started(consumer)
+        await trio.sleep_forever()

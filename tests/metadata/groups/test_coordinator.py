@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -12,7 +12,7 @@ from leases import grant
 from memory_store import MemoryStore
 from trio.testing import MockClock
 
-from metadata.errors import BadGroup, LeaseLost, NotLeader
+from metadata.errors import BadGroup, LeaseLost, MetadataUnavailable, NotLeader
 from metadata.groups.assignment import Part
 from metadata.groups.calls import (
     Beat,
@@ -23,6 +23,7 @@ from metadata.groups.calls import (
     GroupPage,
     GroupState,
     JoinGroup,
+    KeepGroup,
     LeaveGroup,
     ReportIn,
     ReportNoted,
@@ -42,7 +43,7 @@ from metadata.groups.rows import (
 )
 from metadata.leadership import Leadership, Term
 from metadata.records import COORDINATOR, Leader, encode_record
-from metadata.store import Check, Put
+from metadata.store import Check, Op, Put, Versions
 from metadata.topics import TopicRecord, encode_row, topic_key
 
 SESSION_S = 12.0
@@ -284,6 +285,106 @@ async def test_a_group_keeps_its_mode(autojump_clock: MockClock) -> None:
         await rig.coordinator.answer(DeleteGroup("billing"))
         await rig.join("b", mode="shared")
         assert (await rig.state()).mode == "shared"
+
+
+async def rows_of_group(rig: Rig) -> list[str]:
+    """The keys of the group and of what belongs to it."""
+    prefixes = ("groups/", "group-members/", "progress/")
+    return [key for prefix in prefixes for key, _ in await rig.store.list(prefix)]
+
+
+async def test_who_could_begin_nothing_takes_the_group_along_that_it_founded(
+    autojump_clock: MockClock,
+) -> None:
+    async with led() as rig:
+        await rig.join("a")
+        await rig.live(3, "a")
+        await rig.coordinator.answer(LeaveGroup("billing", "a", "other run", in_vain=True))
+        assert await rig.members() == {"a"}
+        for _ in range(2):  # as the answer may be lost
+            await rig.coordinator.answer(LeaveGroup("billing", "a", "run", in_vain=True))
+            assert await rows_of_group(rig) == []
+        await trio.sleep(20)
+        assert await rows_of_group(rig) == []
+        await rig.join("b", mode="shared")
+        await rig.live(3, "b")
+        assert await rig.parts("b") == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("other", ["member", "former member", "founder", "keeper", "progress"])
+async def test_a_group_that_somebody_else_wanted_stays(
+    autojump_clock: MockClock, other: str
+) -> None:
+    async with led() as rig:
+        if other == "founder":
+            await rig.coordinator.answer(FoundGroup("billing"))
+        await rig.join("a")
+        if "member" in other:
+            await rig.join("b")
+        if other == "former member":
+            await rig.coordinator.answer(LeaveGroup("billing", "b", "run"))
+        if other == "keeper":
+            await rig.coordinator.answer(KeepGroup("billing", keep=True))
+        if other == "progress":
+            await rig.store.put(progress_key("billing", Part(1, 0)), b"{}")
+        await rig.coordinator.answer(LeaveGroup("billing", "a", "run", in_vain=True))
+        assert await rig.store.get(group_key("billing")) is not None
+        assert await rig.members() == ({"b"} if other == "member" else set())
+
+
+async def test_a_group_that_was_there_before_this_leader_stays(autojump_clock: MockClock) -> None:
+    """Nobody knows any more who founded it."""
+    async with led() as rig:
+        await rig.join("a")
+    second = Coordinator(rig.store)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(candidate(rig.store, "b2").run, second.lead)
+        await trio.sleep(9)
+        await second.answer(LeaveGroup("billing", "a", "run", in_vain=True))
+        assert await rig.members() == set()
+        assert await rig.store.get(group_key("billing")) is not None
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("moment", range(12))
+async def test_who_joins_while_a_group_goes_has_a_group(
+    autojump_clock: MockClock, moment: int
+) -> None:
+    """However far the one that takes it along has come."""
+    async with led() as rig:
+        await rig.join("a")
+        await rig.live(3, "a")
+        for name in ("list", "transact", "now_ms"):
+            slow(rig.store, name)
+        async with trio.open_nursery() as nursery:
+            leaving = LeaveGroup("billing", "a", "run", in_vain=True)
+            nursery.start_soon(rig.coordinator.answer, leaving)
+            await trio.sleep(moment / 2)
+            await rig.join("b")
+        await rig.live(12, "b")
+        assert await rig.members() == {"b"}
+        assert await rig.store.get(group_key("billing")) is not None
+        assert await rig.parts("b") == {0, 1, 2, 3}
+        assert [member.member for member in (await rig.state()).members] == ["b"]
+
+
+async def test_a_group_goes_once_though_the_store_does_not_answer(
+    autojump_clock: MockClock,
+) -> None:
+    """The transaction may have been made."""
+    async with led() as rig:
+        await rig.join("a")
+        transact = rig.store.transact
+
+        async def made_in_silence(ops: Sequence[Op]) -> Versions:
+            await transact(ops)
+            raise MetadataUnavailable("no answer")
+
+        rig.store.transact = made_in_silence  # type: ignore[method-assign]
+        await rig.coordinator.answer(LeaveGroup("billing", "a", "run", in_vain=True))
+        rig.store.transact = transact  # type: ignore[method-assign]
+        await trio.sleep(20)
+        assert await rows_of_group(rig) == []
 
 
 async def test_a_group_that_two_delete_at_once_is_gone_for_the_second(
