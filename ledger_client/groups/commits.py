@@ -60,6 +60,8 @@ class Commits:
         self._failure: LedgerError | None = None
         self._refused: set[Part] = set()
         """partitions in which what was started was refused, which nobody was told of"""
+        self._told: set[Part] = set()
+        """partitions that refused something, of which it was told while more was under way there"""
         self._owed: set[Part] = set()
         """partitions of which it is told, once nothing is under way there, if they lapsed"""
         self._unsure: set[Part] = set()
@@ -74,6 +76,7 @@ class Commits:
 
     def start(self, places: PartPlaces, *, explicit: bool = False) -> None:
         """Commit these places soon. *explicit*: they may go back, and are checked."""
+        self._told -= places.keys()
         for part, lanes in places.items():
             _add(self._started, part, {n: Started(place, explicit) for n, place in lanes.items()})
         self._news.set()
@@ -104,8 +107,12 @@ class Commits:
         self._owed |= parts
 
     def take_refused(self) -> set[Part]:
-        """Return, once, the partitions in which commits that nobody waited for were refused."""
+        """Return, once, the partitions in which commits that nobody waited for were refused.
+
+        What is under way there by now is not counted if it is refused, too.
+        """
         refused, self._refused = self._refused, set()
+        self._told |= refused & self.under_way
         return refused
 
     def take_failure(self) -> LedgerError | None:
@@ -160,8 +167,9 @@ class Commits:
         try:
             await self._commit(places, explicit=explicit)
         except CommitRefused as refused:
-            self._refused.update(Part(*part) for part in refused.parts)
-            self._on_failure()
+            if late := {Part(*part) for part in refused.parts} - self._told:
+                self._refused |= late
+                self._on_failure()
         except LedgerError as failure:
             self._failure = self._failure or failure
             self._on_failure()

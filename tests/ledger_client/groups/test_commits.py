@@ -541,3 +541,36 @@ async def test_a_commit_that_is_cancelled_repeats_nothing_that_was_refused(
     assert calls == [False, True, True]
     assert not commits.has_failed
     assert commits.under_way == set()
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+async def test_commits_under_way_that_are_refused_after_each_other_are_told_once(
+    autojump_clock: MockClock, explicit: bool
+) -> None:
+    """Their messages come again all the same. What was started after that is told of anew."""
+
+    class Refusing:
+        async def commit(self, places: Mapping[Part, object], *, goes_back: bool) -> None:
+            await trio.sleep(2)
+            raise CommitRefused("billing", sorted(places))
+
+    async def check(_: object) -> None: ...
+
+    part, told = Part(1, 0), list[float]()
+    commits = Commits(
+        cast(Progress, Refusing()), check, Lapses(), lambda: told.append(trio.current_time())
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(commits.run)
+        commits.start({part: {0: Place(0, 1, 0)}})
+        await trio.sleep(1)
+        commits.start({part: {0: Place(0, 2, 0)}}, explicit=explicit)
+        await trio.sleep(1.5)
+        assert commits.take_refused() == {part}
+        await trio.sleep(5)
+        assert not commits.under_way
+        assert (commits.take_refused(), len(told)) == (set(), 1)
+        commits.start({part: {0: Place(0, 3, 0)}}, explicit=explicit)
+        await trio.sleep(5)
+        assert (commits.take_refused(), len(told)) == ({part}, 2)
+        nursery.cancel_scope.cancel()
