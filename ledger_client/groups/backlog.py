@@ -7,6 +7,10 @@
 
 Both count as lag. The slots of a key-shared partition have places of their own, and the group's is
 the lowest of them. What members hold after it is among the messages up to the end, and counts once.
+
+So do messages after it that slots further ahead are done with: nothing but their keys says whose
+they are, and reading those is too much for a look. While one slot is behind others, the lag is the
+most that it can be, and GroupLanes.lag() says that it is not exact.
 """
 
 from __future__ import annotations

@@ -67,7 +67,8 @@ class GroupLane(msgspec.Struct, frozen=True, kw_only=True):
     lag: int
     """messages that the group has not done: those from *committed* to *end*, and *unacked*"""
     is_exact: bool = True
-    """False: *lag* is an estimate in part; see lag.py"""
+    """False: *lag* is an estimate in part, see lag.py; or the slots of a key-shared group are not
+    all at one place, and it is the most that it can be"""
     lag_s: float = 0.0
     """age of the oldest of these messages, by the cluster's clock; 0 without any"""
     member: str = ""

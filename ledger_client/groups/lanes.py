@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
 from ledger_client.errors import BadTopic
 from ledger_client.groups.backlog import Held, backlog, held_in
 from ledger_client.groups.consumers import GroupLane
 from ledger_client.groups.progress import read_all_progress
 from ledger_client.groups.share_rows import shares_in
-from ledger_client.groups.slots import Units, lowest
+from ledger_client.groups.slots import Units, are_even, lowest
 from ledger_client.ledgers.catalogue import translated
 from ledger_client.message_id import MessageId
 from ledger_client.topics.context import TopicContext
@@ -66,7 +68,8 @@ class GroupLanes:
     async def lag(self, topics: Iterable[TopicRecord]) -> list[GroupLane]:
         """Return every lane of *topics*. Raises LedgerError as reading does."""
         chosen, found = list(topics), list[GroupLane]()
-        stored = await self.committed(chosen)
+        heads = await self._heads(chosen)
+        stored = {part: lowest(places) for part, places in heads.items()}
         held, owners = await self.held(), await self._owners(chosen)
         now_ms = await self._context.catalogue.now_ms()
         for topic in chosen:
@@ -75,7 +78,8 @@ class GroupLanes:
                 place = stored.get(part, {}).get(lane.lane.lane, EARLIEST)
                 unacked = held_in(held.get((part, lane.lane.lane), ()), place)
                 one = await self._lane(lane, place, end, unacked, now_ms, owners.get(part, ""))
-                found.append(one)
+                is_even = are_even(heads.get(part, ()), lane.lane.lane)
+                found.append(msgspec.structs.replace(one, is_exact=one.is_exact and is_even))
         return found
 
     async def spans(self, topic: TopicRecord) -> list[tuple[KnownLane, Place]]:
@@ -160,12 +164,19 @@ class GroupLanes:
         Raises:
             MetadataUnavailable: the store did not answer in time.
         """
+        return {part: lowest(places) for part, places in (await self._heads(topics)).items()}
+
+    async def _heads(self, topics: Iterable[TopicRecord]) -> dict[Part, list[Places]]:
+        """Return where the group goes on in each partition: one place a lane, or one a slot.
+
+        A slot that has not begun goes on at the beginning.
+        """
         context = self._context
         timeout_s = context.options.metadata_timeout_s
         stored = await read_all_progress(context.store, self._group, timeout_s)
         places = {part: row.places for part, row in stored.items()}
         if await self._mode() != "key-shared":
-            return {**places}
+            return {part: [lanes] for part, lanes in places.items()}
         slots: dict[Part, list[Places]] = {}
         units, known = Units("key-shared"), {topic.uid: topic for topic in topics}
         for part, lanes in places.items():
@@ -173,7 +184,8 @@ class GroupLanes:
                 whole = Part(part.topic, units.partition(known[part.topic], part))
                 slots.setdefault(whole, []).append(lanes)
         return {
-            whole: lowest(found) if len(found) == SLOTS else {} for whole, found in slots.items()
+            whole: [*found, *({} for _ in range(SLOTS - len(found)))]
+            for whole, found in slots.items()
         }
 
     async def _mode(self) -> Mode:

@@ -70,6 +70,11 @@ def lowest(heads: Iterable[Places]) -> dict[int, Place]:
     return {lane: min((each[lane] for each in every), key=lambda place: place.at) for lane in lanes}
 
 
+def are_even(heads: Iterable[Places], lane: int) -> bool:
+    """Return True if no slot is ahead of another one in this lane."""
+    return len({places.get(lane, EARLIEST).at for places in heads}) <= 1
+
+
 def placed_in(mode: Mode, places: Mapping[Part, Places]) -> dict[Part, Places]:
     """Return places of partitions as the group stores them: for each slot, if it has slots."""
     if mode != "key-shared":

@@ -13,7 +13,11 @@ from trio.testing import MockClock
 from ledger_client import Client
 from ledger_client.groups.consumers import GroupLane
 from ledger_client.groups.lanes import GroupLanes
+from ledger_client.groups.options import ConsumerSettings
+from ledger_client.groups.progress import encode_progress
 from ledger_client.topics.reading import lag as lag_module
+from metadata.groups.rows import progress_key
+from metadata.groups.shares import slot_part
 from metadata.topics import RollPolicy
 
 
@@ -110,3 +114,22 @@ async def test_a_long_rest_of_a_ledger_is_estimated(
     found = await lag(client)
     assert not found.is_exact
     assert 250 < found.lag < 330
+
+
+async def test_a_slot_that_is_behind_others_makes_the_lag_an_estimate(
+    client: Client, autojump_clock: MockClock
+) -> None:
+    """Messages after it count, though faster slots are done with theirs."""
+    async with client.producer(ORDERS) as producer:
+        for each in range(20):
+            await producer.send(b"m", key=b"%d" % each)
+    settings = ConsumerSettings(group="billing", mode="key-shared", start="earliest")
+    async with client.consumer(ORDERS, **settings) as consumer:
+        for _ in range(20):
+            await consumer.ack(await anext(consumer))
+    found = await lag(client)
+    assert (found.lag, found.is_exact) == (0, True)
+    part = slot_part((await client.topics.info(ORDERS)).uid, 0, 3)
+    await client.topics._context.store.put(progress_key("billing", part), encode_progress({}))
+    found = await lag(client)
+    assert (found.lag, found.is_exact, found.committed) == (20, False, -1)
