@@ -70,6 +70,8 @@ class GroupConsumer(Openable):
         self._options = options
         self._nursery = nursery
         self._is_closed = False
+        self._has_failed = False
+        """its block ends with an error of ours"""
         self._membership = Membership(
             context,
             options,
@@ -403,7 +405,7 @@ class GroupConsumer(Openable):
         if self._is_closed:
             return
         self._is_closed = True
-        has_failed = isinstance(self._membership.failure, BadGroup)
+        has_failed = self._has_failed or isinstance(self._membership.failure, BadGroup)
         with suppress(LedgerError):
             await self._delivery.close(
                 is_done=is_done,
@@ -477,6 +479,9 @@ async def open_consumer(
         try:
             yield consumer
             is_done = consumer._held is None or consumer._held.is_block_over
+        except LedgerError:
+            consumer._has_failed = True
+            raise
         finally:
             await consumer._close(is_done=is_done)
         consumer._delivery.raise_failures()

@@ -12,7 +12,7 @@ import trio
 from group_rig import ORDERS, PARTITIONS, nothing_more, send, shop, take
 from trio.testing import MockClock
 
-from ledger_client import BadGroup, Client, MemberRemoved
+from ledger_client import BadGroup, BadSchema, Client, MemberRemoved
 from ledger_client.groups import heartbeats, membership
 from ledger_client.groups.consumer import GroupConsumer
 from ledger_client.groups.options import TopicPartition
@@ -207,6 +207,20 @@ async def test_a_start_that_fails_leaves_no_group_behind(
                     await it.poll(wait_s=5)
             assert await client.groups.list() == []
             assert not [key for key in cluster.store.values if key.startswith("group")]
+
+
+async def test_a_block_that_fails_before_there_is_anything_to_read_leaves_no_group_behind(
+    autojump_clock: MockClock,
+) -> None:
+    """As `quire consume --json` does if a schema needs a package that is not there."""
+    async with shop() as (_, client):
+        await send(client, 0, 5)
+        for wait_s, groups in ((0, 0), (5, 1)):
+            with pytest.raises(BadSchema):
+                async with client.consumer(ORDERS, group="bilking"):
+                    await trio.sleep(wait_s)
+                    raise BadSchema("needs fastavro", topic=ORDERS)
+            assert len(await client.groups.list()) == groups
 
 
 @pytest.mark.parametrize("kept", ["a commit", "another member", "the group"])
