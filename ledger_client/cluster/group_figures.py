@@ -17,7 +17,7 @@ from typing import NamedTuple
 import trio
 
 from ledger_client.cluster.observer import GROUPS_MAX, GroupFigures, TopicLag
-from ledger_client.errors import LedgerError
+from ledger_client.errors import LedgerError, MetadataUnavailable
 from ledger_client.groups.backlog import Backlog, Held, backlog, held_in
 from ledger_client.groups.lanes import GroupLanes
 from ledger_client.topics.context import TopicContext
@@ -78,7 +78,13 @@ class GroupObserver:
             self._figures.clear()
 
     async def look(self) -> None:
-        """Look at all groups that are published. Raises LedgerError; the figures stay then."""
+        """Look at all groups that are published.
+
+        Those whose lag cannot be read, as with a lost entry, keep their figures.
+
+        Raises:
+            MetadataUnavailable: the store did not answer in time; all figures stay.
+        """
         counts = {each.group: each for each in self._counts()}
         self._published = {name: None for name in self._published if name in counts}
         for name in counts:
@@ -92,7 +98,14 @@ class GroupObserver:
             self._now_ms = await self._context.catalogue.now_ms()
             topics = {each.uid: each for each in await self._context.catalogue.list()}
             for name in self._published:
-                await self._look_at(name, counts[name].topics, topics, before, lags)
+                try:
+                    await self._look_at(name, counts[name].topics, topics, before, lags)
+                except MetadataUnavailable:
+                    raise
+                except LedgerError as failure:
+                    _log.debug("cannot look at the lag of group %s: %s", name, failure)
+                    old = self._figures.lags.items()
+                    lags |= {key: lag for key, lag in old if key[0] == name and key not in lags}
         self._figures.lags = lags
 
     async def _look_at(

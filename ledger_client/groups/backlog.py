@@ -16,8 +16,10 @@ most that it can be, and GroupLanes.lag() says that it is not exact.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
+from ledger_client.errors import LedgerError
 from ledger_client.groups.share import messages_left
 from ledger_client.ledgers.opener import LedgerOpener
 from ledger_client.topics.positions import Place
@@ -65,7 +67,8 @@ async def backlog(
 ) -> Backlog:
     """Return what a group that goes on at *place* has not done of a lane.
 
-    Costs as much as behind(), and one more short read if members hold messages.
+    Costs as much as behind(), and one more short read if members hold messages. If that fails, the
+    age leaves them out.
 
     Raises:
         LedgerError: as reading does.
@@ -73,7 +76,9 @@ async def backlog(
     found = await behind(lane.rows, opener, place, end)
     sent_ms = found.sent_ms
     if held.first is not None:
-        held_ms = await sent_at(lane.rows, opener, held.first)
+        held_ms = None
+        with suppress(LedgerError):
+            held_ms = await sent_at(lane.rows, opener, held.first)
         sent_ms = min((each for each in (sent_ms, held_ms) if each is not None), default=None)
     return Backlog(found.messages + held.taken, found.is_exact, sent_ms)
 

@@ -202,8 +202,10 @@ class Groups:
 
         Args:
             group: its name.
-            to: "earliest", "latest", a time, or a MessageId, which changes its partition alone.
-                The message may have been removed; then its lane begins at its first message.
+            to: "earliest", "latest", a time, a MessageId, which changes its partition alone, or a
+                Position, which changes those that it names. A message may have been removed from
+                the beginning of its lane, if *topics* has one alone; then the lane begins at its
+                first message.
             topics: namespace/name each. By default those in which the group has progress.
             dry_run: change nothing.
 
@@ -217,7 +219,9 @@ class Groups:
         """
         check_name(group)
         if to is None:  # which readers take for their default
-            raise BadGroup('to takes "earliest", "latest", a time or a MessageId, not None')
+            raise BadGroup(
+                'to takes "earliest", "latest", a time, a MessageId or a Position, not None'
+            )
         version = await self._idle_version(group, any_mode=True)
         if version is None:
             raise _no_such(group)

@@ -35,5 +35,5 @@ def _text(place: Place) -> str:
     if place.number == UNKNOWN:
         return "first message"
     if place.ledger_id == UNKNOWN:
-        return "next message"  # the lane has no ledger for it yet
+        return "next message"  # no ledger holds it yet, or the one that did was removed
     return f"{place.ledger_id}:{place.entry}"

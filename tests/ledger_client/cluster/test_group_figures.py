@@ -13,11 +13,15 @@ from prometheus_client import CollectorRegistry
 from trio.testing import MockClock
 
 from ledger_client import Client, Message
+from ledger_client.cluster import group_figures
 from ledger_client.cluster.group_figures import LOOK_S, GroupObserver
 from ledger_client.cluster.metrics import LeaderMetrics
 from ledger_client.cluster.observer import GROUPS_MAX, Observer
+from ledger_client.errors import EntryLost
+from ledger_client.groups import backlog as module_of_backlog
 from ledger_client.groups.backlog import Backlog, Held, backlog
 from ledger_client.ledgers.opener import LedgerOpener
+from ledger_client.topics.lanes.ledger_rows import LedgerRows
 from ledger_client.topics.positions import Place
 from ledger_client.topics.reading.lane_ranges import KnownLane
 
@@ -193,3 +197,52 @@ async def test_what_members_have_and_did_not_acknowledge_counts_as_lag(
             await trio.sleep(2 * LOOK_S)
             assert watch.value("lag_messages", topic=ORDERS) == 0
             assert watch.value("lag_seconds", topic=ORDERS) == 0
+
+
+async def test_a_group_whose_lag_cannot_be_read_keeps_its_figures_and_others_get_new_ones(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An entry may be lost."""
+    lost = False
+
+    async def look(
+        lane: KnownLane, opener: LedgerOpener, place: Place, end: Place, held: Held
+    ) -> Backlog:
+        if lost and lane.lane.topic == "shop/other":
+            raise EntryLost(ledger_id=1, entry_id=2, reasons={})
+        return await backlog(lane, opener, place, end, held)
+
+    monkeypatch.setattr(group_figures, "backlog", look)
+    async with watched() as watch:
+        groups = watch.client.groups
+        await watch.client.topics.create("shop/other")
+        for group, topic in (("billing", ORDERS), ("audit", "shop/other")):
+            await send(watch.client, 0, 1, topic)
+            await groups.commit(group, await watch.client.topics.ends(topic))
+            await send(watch.client, 1, 4, topic)
+        await trio.sleep(2 * LOOK_S)
+        assert watch.value("lag_messages", topic=ORDERS) == 3
+        assert watch.value("lag_messages", "audit", topic="shop/other") == 3
+        lost = True
+        for topic in (ORDERS, "shop/other"):
+            await send(watch.client, 4, 6, topic)
+        await trio.sleep(2 * LOOK_S)
+        assert watch.value("lag_messages", topic=ORDERS) == 5
+        assert watch.value("lag_messages", "audit", topic="shop/other") == 3
+
+
+async def test_an_age_that_cannot_be_read_leaves_the_lag_as_it_is(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lose(_rows: LedgerRows, _opener: LedgerOpener, _place: Place) -> int:
+        raise EntryLost(ledger_id=1, entry_id=2, reasons={})
+
+    monkeypatch.setattr(module_of_backlog, "sent_at", lose)
+    async with shop(1) as (_, client):
+        await send(client, 0, 3)
+        async with client.consumer(
+            ORDERS, group="billing", mode="shared", start="earliest"
+        ) as consumer:
+            assert len(await consumer.poll(wait_s=5)) == 3
+            (lane,) = await client.groups.lag("billing")
+            assert (lane.lag, lane.unacked) == (3, 3)
