@@ -79,7 +79,7 @@ class PlaceFinder:
         if place.ledger_id not in ids or min(place.entry, place.skip) < 0:
             raise _no_place(known.lane, place, f"is no place in {known.lane}")
         if row is None:
-            if place.number >= 0 and place.at > (await _newest(known) + 1, 0, 0):
+            if place.number >= 0 and place.at > (await _next_number(known), 0, 0):
                 raise _no_place(known.lane, place, f"is behind the end of {known.lane}")
             return
         ledger_id = row.ledger.ledger_id
@@ -171,7 +171,8 @@ class PlaceFinder:
 
         A ledger that exists is another lane's. The rows of removed ledgers are gone, and nothing
         keeps their ids. So any other ledger counts as lost if some were removed at the lane's
-        beginning and its id is lower than those left, though another lane may have lost it.
+        beginning and its id is lower than those left, though another lane may have lost it. Where
+        nothing is left, any id counts, also one that never was.
 
         Raises:
             BadTopic: the lane neither has the ledger nor can have lost it.
@@ -247,6 +248,14 @@ async def _newest(known: KnownLane) -> int:
     """Return the number of the lane's newest ledger. Ids and versions rise up to it."""
     record = await known.rows.record()
     return known.record.current if record is None else record.current
+
+
+async def _next_number(known: KnownLane) -> int:
+    """Return the number of the ledger that has the lane's next message, as far as is known."""
+    newest = await _newest(known)
+    row = await known.rows.at(newest) if newest >= 0 else None
+    is_written = row is not None and row.readable and row.ledger.state != "closed"
+    return newest if is_written else newest + 1
 
 
 def kept_place(lane: LaneRef, position: Sequence[LanePlace]) -> Place:

@@ -130,6 +130,24 @@ async def test_a_group_is_not_reset_to_a_position_behind_the_end(
         assert await client.groups.reset(GROUP, Position([lane])) == (lane,)
 
 
+async def test_a_group_is_not_reset_behind_a_ledger_that_is_still_written(
+    autojump_clock: MockClock,
+) -> None:
+    """What comes in it would never be delivered. Behind one that is closed is the next message."""
+    async with shop() as (_, client):
+        async with client.producer(ORDERS) as producer:
+            await producer.send(b"0", partition=0)
+            assert len(await read(client)) == 1
+            (lane,) = await client.groups.committed(GROUP)
+            place = lane.place._replace(number=lane.place.number + 1, entry=0, ledger_id=-1)
+            following = Position([lane._replace(place=place)])
+            with pytest.raises(BadTopic, match="is behind the end of"):
+                await client.groups.reset(GROUP, following)
+        await client.groups.reset(GROUP, following)
+        later = await sent(client, 2)
+        assert [message.id for message in await read(client)] == later
+
+
 # --- ledgers of others ---------------------------------------------------------------------
 
 
