@@ -525,7 +525,8 @@ class CommitRefused(LedgerError):
 
     Attributes:
         group: name of the group.
-        parts: (topic's uid, partition) of each.
+        parts: (topic's uid, partition) of each. Below 0, a uid stands for a topic of which nothing
+            is read any more.
 
     Args:
         topics: the names of topics by uid, as far as they are known.
@@ -536,12 +537,13 @@ class CommitRefused(LedgerError):
         group: str,
         parts: Sequence[tuple[int, int]],
         *,
-        reason: str = "not this member's, or not any more",
+        reason: str = "",
         topics: Mapping[int, str] | None = None,
     ) -> None:
         named = [_partition_of((topics or {}).get(uid, ""), part) for uid, part in parts[:5]]
         more = [f"{len(parts) - 5} more"] if len(parts) > 5 else []
-        super().__init__(f"group {group}: {', '.join([*named, *more])}: {reason}")
+        why = reason or "not this member's, or not any more"
+        super().__init__(f"group {group}: {', '.join([*named, *more])}: {why}")
         self.group = group
         self.parts = tuple(parts)
 

@@ -9,7 +9,7 @@ import logging
 
 import trio
 
-from ledger_client.errors import CommitRefused, LedgerError
+from ledger_client.errors import LedgerError
 from ledger_client.groups.holdings import Holdings
 from ledger_client.groups.share import Share
 from ledger_client.groups.share_rows import ShareRows
@@ -67,17 +67,18 @@ class Saver:
             raise coming.failure
         return coming.lost & shares
 
-    async def flush(self) -> None:
+    async def flush(self) -> set[Part]:
         """Return once everything is durable.
 
+        Returns:
+            Partitions in which some acknowledgements since the last call came too late.
+
         Raises:
-            CommitRefused: since the last call, some acknowledgements came too late.
             MetadataUnavailable: the store did not answer in time.
         """
         await self.saved(set(self._changed))
         refused, self._refused = self._refused, set()
-        if refused:
-            raise CommitRefused(self._group, sorted(refused), reason=GONE)
+        return refused
 
     async def run(self) -> None:
         """Store changes until cancelled."""

@@ -37,6 +37,8 @@ from metadata.topics import TopicRecord
 
 T = TypeVar("T")
 RETRY_S = 0.5
+NAMES_KEPT = 1000
+"""How many names of topics are kept, for errors; those of topics that are read in any case."""
 FINISH_PART = 0.8
 """Of revoke_s, for the application and its on_revoked to be done."""
 COMMIT_PART = 0.95
@@ -163,9 +165,10 @@ class Partitions:
         """Return the name of the topic of a partition that is or was read."""
         return self.feeds[part.topic].topic.name
 
-    def refusal(self, parts: Iterable[Part]) -> CommitRefused:
+    def refusal(self, parts: Iterable[Part], reason: str = "") -> CommitRefused:
         """Return the error for commits of *parts*, which names topics that are or were read."""
-        return CommitRefused(self._options.group, sorted(parts), topics=self._topic_names)
+        chosen, names = sorted(parts), self._topic_names
+        return CommitRefused(self._options.group, chosen, reason=reason, topics=names)
 
     def named(self, parts: Iterable[Part]) -> list[TopicPartition]:
         """Return partitions by the names of their topics, sorted."""
@@ -465,9 +468,19 @@ class Partitions:
             open_ticks=self._open_ticks if by_timestamp else None,
         )
         self._nursery.start_soon(feed.run)
-        self.feeds[uid], self._topic_names[uid] = feed, topic.name
+        self.feeds[uid] = feed
+        self._note_name(topic)
         self._context.figures.consuming(self._options.group, topic.name)  # there before it counts
         return feed
+
+    def _note_name(self, topic: TopicRecord) -> None:
+        """Keep the name of a topic that is read, and those of the last ones that were."""
+        names = self._topic_names
+        names.pop(topic.uid, None)
+        names[topic.uid] = topic.name
+        over = [uid for uid in names if uid not in self.feeds][: max(len(names) - NAMES_KEPT, 0)]
+        for uid in over:
+            del names[uid]
 
     async def _topic(self, uid: int) -> TopicRecord:
         """Return the topic with this uid. Raises NoSuchTopic."""

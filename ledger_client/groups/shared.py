@@ -205,30 +205,30 @@ class Shared:
             CommitRefused: another member has some of them; the others are noted.
         """
         shares: set[Share] = set()
-        lost: set[Part] = set()
+        lost: list[Message] = []
         for message in messages:
             found = self._holdings.find(message)
             if found is None:
-                lost.add(Part(-1, message.id.partition))
+                lost.append(message)
                 continue
             share, index = found
             self._holdings.finish(share, index)
             self._saver.change(share)
             shares.add(share)
         if lost:
-            raise CommitRefused(self._options.group, sorted(lost), reason=GONE)
+            raise self._refusal(lost)
         return shares
 
     async def saved(self, shares: set[Share]) -> None:
         """Return when what was noted is durable. Raises CommitRefused, MetadataUnavailable."""
         lost = await self._saver.saved(shares)
         if lost:
-            parts = sorted({share.part for share in lost})
-            raise CommitRefused(self._options.group, parts, reason=GONE)
+            raise self._partitions.refusal({share.part for share in lost}, GONE)
 
     async def flush(self) -> None:
         """Return when everything that was noted is durable. Raises as saved()."""
-        await self._saver.flush()
+        if lost := await self._saver.flush():
+            raise self._partitions.refusal(lost, GONE)
 
     def nack(self, message: Message, delay_s: float, reason: str) -> None:
         """Deliver a message again after a while. Raises CommitRefused."""
@@ -249,9 +249,22 @@ class Shared:
     def _find(self, message: Message) -> tuple[Share, int]:
         found = self._holdings.find(message)
         if found is None:
-            part, names = Part(-1, message.id.partition), {-1: message.topic}
-            raise CommitRefused(self._options.group, [part], reason=GONE, topics=names)
+            raise self._refusal([message])
         return found
+
+    def _refusal(self, messages: Iterable[Message]) -> CommitRefused:
+        """Return the error for messages that this member has no more."""
+        uids = {feed.topic.name: uid for uid, feed in self._partitions.feeds.items()}
+        unread = count(-1, -1)  # in place of the uids of topics that are not read now
+        names: dict[int, str] = {}
+        parts: set[Part] = set()
+        for message in messages:
+            if message.topic not in uids:
+                uids[message.topic] = next(unread)
+            uid = uids[message.topic]
+            names[uid] = message.topic
+            parts.add(Part(uid, message.id.partition))
+        return CommitRefused(self._options.group, sorted(parts), reason=GONE, topics=names)
 
     # --- again ---------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
+from ledger_client.errors import CommitRefused
 from ledger_client.groups.options import TopicPartition
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.messages import MergedBatch, Message, MessageRange
@@ -53,6 +54,9 @@ class PartSource(Protocol):
 
     async def feed(self, uid: int) -> TopicSource:
         """Return what reads a topic. Raises LedgerError."""
+
+    def refusal(self, parts: Iterable[Part], reason: str) -> CommitRefused:
+        """Return the error for *parts*, which names topics that are or were read."""
 
     def pause(self, parts: Iterable[TopicPartition] | None) -> None:
         """Take nothing of these partitions any more; `None` for all."""

@@ -8,6 +8,7 @@ from group_rig import ORDERS, nothing_more, send, shop, take
 from trio.testing import MockClock
 
 from ledger_client import NoSuchTopic, TopicBusy
+from ledger_client.groups import partitions
 from metadata.groups.rows import member_key
 from metadata.topics import TopicRecord
 
@@ -54,6 +55,25 @@ async def test_groups_without_members_and_patterns_do_not_stop_a_deletion(
             await consumer.poll(wait_s=3)
             await client.topics.delete(ORDERS)
             assert await nothing_more(consumer)
+
+
+async def test_names_of_topics_that_come_and_go_do_not_add_up(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partitions, "NAMES_KEPT", 2)
+    async with (
+        shop(1) as (_, client),
+        client.consumer("shop/*", group="all", start="earliest") as consumer,
+    ):
+        for number in range(4):
+            name = f"shop/day-{number}"
+            await client.topics.create(name)
+            await send(client, number, number + 1, name)
+            assert await take(consumer, 1) == [number]
+            await client.topics.delete(name)
+            assert await nothing_more(consumer)
+        names = set(consumer._partitions._topic_names.values())
+        assert names == {ORDERS, "shop/day-3"}
 
 
 async def test_a_consumer_that_joins_during_a_deletion_gets_an_error_and_does_not_stop_it(
