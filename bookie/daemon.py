@@ -37,7 +37,7 @@ from bookie.incarnations import Incarnations
 from bookie.listeners import address_of, listen
 from bookie.lost_records import fence_forgotten, notice_amnesia
 from bookie.metrics import BookieMetrics
-from bookie.own_address import check_address, check_alone
+from bookie.own_address import check_alone, with_port
 from bookie.pages import Page, Pages
 from bookie.registration import Registration
 from bookie.security import Security, read_security
@@ -80,8 +80,7 @@ async def check_place(config: BookieConfig) -> str:
     address = config.advertised_address or address_of(listeners[0])
     for listener in listeners:
         await listener.aclose()
-    check_address(address)
-    return address
+    return with_port(address)
 
 
 async def wait_until_alone(
@@ -222,8 +221,7 @@ class _Bookie:
             if storage.limbo.is_on:
                 await fence_forgotten(storage, store, bookie_id)
             listeners = await listen(config.host, config.port)
-            address = config.advertised_address or address_of(listeners[0])
-            check_address(address)
+            address = with_port(config.advertised_address or address_of(listeners[0]))
             drain = DrainState(store, disk, bookie_id, cookie_id=cookie.cookie_id)
             status = Status(
                 bookie_id=bookie_id,

@@ -33,6 +33,16 @@ def check_address(address: str) -> None:
         )
 
 
+def with_port(address: str) -> str:
+    """Return the address at which others reach a bookie, with its port.
+
+    Raises:
+        ConfigError: it stands for every address of a host.
+    """
+    check_address(address)
+    return str(parse_address(address))
+
+
 async def check_alone(
     store: MetadataStore, bookie_id: str, address: str, *, limit_s: float = 0.0
 ) -> None:

@@ -105,6 +105,7 @@ class Collected(NamedTuple):
 
 COLLECTED = pytest.StashKey[list[Collected]]()
 TURNS = pytest.StashKey[str]()
+FAILED = pytest.StashKey[bool]()
 TABLE = TimeTable()
 STOPWATCH = Stopwatch()
 
@@ -128,15 +129,17 @@ def has_memory_for_folders() -> bool:
     if not os.access(MEMORY, os.W_OK):
         return False
     found = os.statvfs(MEMORY)
-    return found.f_bavail * found.f_frsize >= MEMORY_SIZE_MIN
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    available = next(int(line.split()[1]) << 10 for line in lines if "MemAvailable" in line)
+    return min(found.f_bavail * found.f_frsize, available) >= MEMORY_SIZE_MIN
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Three workers for each processor, since tests wait more than they compute; or none."""
+    """Five workers for two processors, since tests wait more than they compute; or none."""
     if config.getoption("capture") == "no" or not runs_folders(config):
         return 0
-    return min(WORKERS_MAX, 3 * len(os.sched_getaffinity(0)))
+    return min(WORKERS_MAX, 5 * len(os.sched_getaffinity(0)) // 2)
 
 
 def runs_folders(config: pytest.Config) -> bool:
@@ -152,10 +155,14 @@ def pytest_report_header() -> list[str]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add the processor's time to each report."""
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the processor's time to each report, and note of a test that it failed."""
     report = yield
     vars(report)["processor_s"] = STOPWATCH.lap_s()
+    if report.failed:
+        item.stash[FAILED] = True
     return report
 
 
@@ -285,15 +292,18 @@ def _chance(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """Give tests with real processes, and benchmarks, a folder on a disk; it stays if they fail."""
-    if not is_real(request.node) and TESTS / "bench" not in request.path.parents:
-        yield tmp_path
-        return
-    failed = request.session.testsfailed
-    folder = tempfile.mkdtemp(prefix=f"quire-{tmp_path.name[:40]}-")
-    yield Path(folder)
-    if request.session.testsfailed == failed:
+    """Give tests with real processes, and benchmarks, a folder on a disk.
+
+    What it holds goes unless the test fails. The name of one in memory stays, as some tests use it
+    for what they make elsewhere.
+    """
+    is_on_disk = is_real(request.node) or TESTS / "bench" in request.path.parents
+    folder = Path(tempfile.mkdtemp(prefix=f"{tmp_path.name}-")) if is_on_disk else tmp_path
+    yield folder
+    if FAILED not in request.node.stash:
         shutil.rmtree(folder, ignore_errors=True)
+        if not is_on_disk:
+            folder.mkdir(exist_ok=True)
 
 
 @pytest.fixture(autouse=True)

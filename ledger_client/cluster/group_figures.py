@@ -80,7 +80,7 @@ class GroupObserver:
     async def look(self) -> None:
         """Look at all groups that are published.
 
-        Those whose lag cannot be read, as with a lost entry, keep their figures.
+        Topics whose lag cannot be read, as with a lost entry, keep their figures.
 
         Raises:
             MetadataUnavailable: the store did not answer in time; all figures stay.
@@ -98,14 +98,7 @@ class GroupObserver:
             self._now_ms = await self._context.catalogue.now_ms()
             topics = {each.uid: each for each in await self._context.catalogue.list()}
             for name in self._published:
-                try:
-                    await self._look_at(name, counts[name].topics, topics, before, lags)
-                except MetadataUnavailable:
-                    raise
-                except LedgerError as failure:
-                    _log.debug("cannot look at the lag of group %s: %s", name, failure)
-                    old = self._figures.lags.items()
-                    lags |= {key: lag for key, lag in old if key[0] == name and key not in lags}
+                await self._look_at(name, counts[name].topics, topics, before, lags)
         self._figures.lags = lags
 
     async def _look_at(
@@ -120,9 +113,16 @@ class GroupObserver:
         stored = await lanes.committed(topics.values())
         held = await lanes.held()
         for uid in sorted((consumed | {part.topic for part in stored}) & topics.keys()):
-            with_ends = await self._spans(topics[uid])
-            found = await self._lag(group, uid, stored, held, with_ends, before)
-            lags[group, topics[uid].name] = found
+            key = group, topics[uid].name
+            try:
+                with_ends = await self._spans(topics[uid])
+                lags[key] = await self._lag(group, uid, stored, held, with_ends, before)
+            except MetadataUnavailable:
+                raise
+            except LedgerError as failure:
+                _log.debug("cannot look at the lag of group %s in %s: %s", *key, failure)
+                if key in self._figures.lags:
+                    lags[key] = self._figures.lags[key]
             await trio.lowlevel.checkpoint()  # lets the bookie serve clients in between
 
     async def _spans(self, topic: TopicRecord) -> Spans:

@@ -76,9 +76,13 @@ class Saver:
         Raises:
             MetadataUnavailable: the store did not answer in time.
         """
-        await self.saved(set(self._changed))
+        await self.settle()
         refused, self._refused = self._refused, set()
         return refused
+
+    async def settle(self) -> None:
+        """As flush(), which is still to tell of those that came too late."""
+        await self.saved(set(self._changed))
 
     async def run(self) -> None:
         """Store changes until cancelled."""

@@ -14,6 +14,7 @@ import msgspec
 from ledger_client.errors import BadGroup, BadTopic
 from ledger_client.topics.positions import Place
 from ledger_client.topics.reading.lane_ranges import KnownLane
+from ledger_client.topics.reading.place_finder import next_number
 from metadata.groups.assignment import Part
 from metadata.groups.rows import LANES_MAX, Partition
 from metadata.topics import Count
@@ -101,9 +102,8 @@ async def check_places(lanes: Iterable[KnownLane], parts: Iterable[ExportedParti
 
 async def _is_in(known: KnownLane, place: Place) -> bool:
     """Return True if the place may be in the lane: its messages may have been removed."""
-    current = known.record.current
     row = await known.rows.at(place.number) if place.number >= 0 else None
-    if row is None:  # before the first message, removed, or before the next ledger
-        return place.number <= current or (place.number == current + 1 and not place.entry)
+    if row is None or not row.readable:  # before the first message, removed, or not written yet
+        return place.at <= (await next_number(known), 0, 0)
     is_same = place.ledger_id in {-1, row.ledger.ledger_id}
     return is_same and (row.ledger.state != "closed" or place.entry <= row.ledger.entries)

@@ -182,10 +182,20 @@ class TopicFeed:
                 here = reached.get((partition, lane), EARLIEST)
                 if here.at < place.at:
                     ahead[partition, lane] = place
-                elif place.skip and here.at != place.at:
+                elif here.at != place.at and not self._is_at_hand(partition, lane, place):
                     within[partition, lane] = place
         if ahead or within:
             await self._look_at(ahead, within)
+
+    def _is_at_hand(self, partition: int, lane: int, place: Place) -> bool:
+        """Return True for the begin of an entry, and places within one that was taken last."""
+        if not place.skip:
+            return True
+        for batch in (each.batch for each in (self._taken.ranges if self._taken else ())):
+            is_same = (batch.lane.partition, batch.lane.lane) == (partition, lane)
+            if is_same and batch.place.at == place._replace(skip=0).at:
+                return place.skip <= batch.count
+        return False
 
     async def _look_at(
         self, ahead: Mapping[tuple[int, int], Place], within: Mapping[tuple[int, int], Place]

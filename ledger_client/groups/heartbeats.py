@@ -105,13 +105,14 @@ class Heartbeats:
         """Report a member no longer."""
         self._pulses = [each for each in self._pulses if each is not pulse]
 
-    async def leave(self, pulse: Pulse, *, in_vain: bool = False) -> None:
+    async def leave(self, pulse: Pulse, *, in_vain: bool = False, stays: bool = False) -> None:
         """Let a member leave its group. Raises MetadataUnavailable, BadGroup.
 
-        *in_vain*: it could begin nothing, so a group that it alone wanted goes, too.
+        *in_vain*: it could begin nothing, so a group that it alone wanted goes, too. *stays*: from
+        any other group it does not leave.
         """
         self.remove(pulse)
-        await self._ask(LeaveGroup(*pulse.name, in_vain=in_vain))
+        await self._ask(LeaveGroup(*pulse.name, in_vain=in_vain, stays=stays))
 
     def now(self) -> None:
         """Report soon: a member has applied its row."""

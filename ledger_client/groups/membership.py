@@ -152,13 +152,14 @@ class Membership:
         """Leave the group, unless the member keeps its name: then its session runs out.
 
         That its row is gone then is no loss: the application is not told of one. *in_vain*: the
-        member could begin nothing. Then it leaves in any case, and takes a group with it that was
-        not there before, unless somebody else has joined it.
+        member could begin nothing. Then it takes a group with it that was not there before, unless
+        somebody else has joined it.
         """
         self._is_leaving = True
-        if self.is_member and (in_vain or not self._options.member):
+        stays = bool(self._options.member)
+        if self.is_member and (in_vain or not stays):
             with suppress(LedgerError):
-                await self._heartbeats.leave(self.pulse, in_vain=in_vain)
+                await self._heartbeats.leave(self.pulse, in_vain=in_vain, stays=stays)
         self._heartbeats.remove(self.pulse)
         self.is_member = False
 

@@ -464,9 +464,9 @@ class Shared:
         await self.commit_consumed()
 
     async def commit_consumed(self, only: Iterable[Part] | None = None) -> None:
-        """Store what was acknowledged. Failures are logged."""
+        """Store what was acknowledged. Failures are logged; flush() tells what came too late."""
         try:
-            await self._saver.flush()
+            await self._saver.settle()
         except LedgerError as failure:
             _log.warning("group %s: %s", self._options.group, failure)
 
@@ -544,7 +544,8 @@ class Shared:
         self._taking.stop()
         await self._taking.settle()
         try:
-            await self._saver.flush()
+            if lost := await self._saver.flush():
+                _log.warning("%s", self._partitions.refusal(lost, GONE))
         finally:
             await self._sharing.leave()
             await self._dead.close()

@@ -59,6 +59,8 @@ class LeaveGroup(msgspec.Struct, frozen=True, tag=True):
     run: Name
     in_vain: bool = False
     """the member could begin nothing: if it founded the group for itself, that goes, too"""
+    stays: bool = False
+    """unless the group goes, the member does not leave: it may come again under its name"""
 
 
 class FoundGroup(msgspec.Struct, frozen=True, tag=True):

@@ -38,11 +38,9 @@ from metadata.groups.calls import (
     GroupPage,
     GroupReply,
     GroupRequest,
-    GroupState,
     JoinGroup,
     KeepGroup,
     LeaveGroup,
-    MemberState,
     ReportIn,
     ReportNoted,
 )
@@ -260,10 +258,14 @@ class Office:
 
     async def _leave(self, request: LeaveGroup) -> GroupReply:
         hosted = self._groups.get(request.group)
-        if hosted is None or (request.in_vain and await self._dissolve(request, hosted)):
-            return GroupLeft()
-        hosted.group.leave(request.member, request.run)
-        await self._advance(request.group, hosted, rebalance=False)
+        try:
+            if hosted is None or (request.in_vain and await self._dissolve(request, hosted)):
+                return GroupLeft()
+        finally:  # nothing is stored by this
+            if hosted is not None and not request.stays:
+                hosted.group.leave(request.member, request.run)
+        if not request.stays:
+            await self._advance(request.group, hosted, rebalance=False)
         return GroupLeft()
 
     async def _delete(self, request: DeleteGroup) -> GroupReply:
@@ -295,7 +297,7 @@ class Office:
         else:
             names = sorted(name for name in self._groups if name > request.after)[:GROUPS_PAGE]
         now = trio.current_time()
-        return GroupPage([_state(name, self._groups[name], now) for name in names])
+        return GroupPage([self._groups[name].state(name, now) for name in names])
 
     # --- changes --------------------------------------------------------------------------
 
@@ -429,28 +431,27 @@ class Office:
 
     async def _remove(self, name: str, group: Group) -> None:
         """Delete a group's rows in steps: members first, the group itself last."""
-        for prefix in (
-            members_prefix(name),
-            wants_prefix(name),
-            shares_prefix(name),
-            progress_prefix(name),
-        ):
-            while page := await self._store.list(prefix, limit=DELETED_AT_ONCE):
-                await self._store.transact([self.term.check, *(Delete(key) for key, _ in page)])
+        await self._clear(name)
         await self._store.transact([self.term.check, Delete(group_key(name))])
         group.members.clear()
         del self._groups[name]
         self._keeps.suspect(name)
         await self._release()
 
+    async def _clear(self, name: str) -> None:
+        for prefix in _prefixes(name):
+            while page := await self._store.list(prefix, limit=DELETED_AT_ONCE):
+                await self._store.transact([self.term.check, *(Delete(key) for key, _ in page)])
+
     async def _dissolve(self, leaving: LeaveGroup, hosted: Hosted) -> bool:
         """Delete a group of which nothing has begun, and that only the leaving member wanted.
 
-        It goes with that member, beside whom nobody can commit. Who joins meanwhile founds it anew.
+        It goes with that member, beside whom nobody can commit. What the member itself has begun
+        to commit may be stored just before, so that goes last. Who joins meanwhile founds it anew.
         """
         name, group = leaving.group, hosted.group
         async with hosted.turn:
-            for prefix in (progress_prefix(name), shares_prefix(name), wants_prefix(name)):
+            for prefix in _prefixes(name)[1:]:
                 if await self._store.list(prefix, limit=1):
                     return False
             if hosted.is_deleted or not hosted.is_only_for(leaving.member, leaving.run):
@@ -464,6 +465,8 @@ class Office:
                 if group.version != ABSENT:  # else it was made
                     raise
             group.dissolved(leaving.member)
+            hosted.is_kept = False
+            await self._clear(name)
             hosted.is_deleted = hosted.founder is not None  # else somebody waits for the turn
             if hosted.is_deleted:
                 del self._groups[name]
@@ -551,6 +554,10 @@ def _no_such(group: str) -> BadGroup:
     return BadGroup(f"there is no group {group}; `quire group list` shows all")
 
 
+def _prefixes(name: str) -> tuple[str, ...]:
+    return members_prefix(name), wants_prefix(name), shares_prefix(name), progress_prefix(name)
+
+
 def _check_joining(group: Group, request: JoinGroup) -> None:
     """Raise BadGroup if the member does not suit the group."""
     named = len(request.record.wanted.topics) + len(request.record.wanted.patterns)
@@ -575,26 +582,3 @@ def _is_active(topic: TopicRecord) -> bool:
 
 def _inventory(topic: TopicRecord) -> Inventory:
     return Inventory(topic.uid, topic.partition_indexes)
-
-
-def _state(name: str, hosted: Hosted, now: float) -> GroupState:
-    group = hosted.group
-    members = [
-        MemberState(
-            member=member_name,
-            record=member.joined if member.record is None else member.record,
-            state="ready" if member.is_ready else "rebalancing",
-            silent_s=now - member.beat_at,
-            polled_s=member.polled_s,
-        )
-        for member_name, member in sorted(group.members.items())
-    ]
-    return GroupState(
-        group=name,
-        mode=group.record.mode,
-        keep=group.record.keep,
-        epoch=group.record.epoch,
-        state="empty" if not members else "ready" if group.is_balanced else "rebalancing",
-        rebalances=hosted.rebalances,
-        members=members,
-    )

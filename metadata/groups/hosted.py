@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import trio
 
+from metadata.groups.calls import GroupState, MemberState
 from metadata.groups.group import Group
 from metadata.groups.rows import partitions_of
 from metadata.store import ABSENT
@@ -53,6 +54,29 @@ class Hosted:
         found = self.group.members.get(member)
         is_stored = found is not None and found.joined.run == run and found.record is not None
         return is_stored and len(self.group.members) == 1 and self.founder == (member, run)
+
+    def state(self, name: str, now: float) -> GroupState:
+        """Return what the group is doing."""
+        group = self.group
+        members = [
+            MemberState(
+                member=member_name,
+                record=member.joined if member.record is None else member.record,
+                state="ready" if member.is_ready else "rebalancing",
+                silent_s=now - member.beat_at,
+                polled_s=member.polled_s,
+            )
+            for member_name, member in sorted(group.members.items())
+        ]
+        return GroupState(
+            group=name,
+            mode=group.record.mode,
+            keep=group.record.keep,
+            epoch=group.record.epoch,
+            state="empty" if not members else "ready" if group.is_balanced else "rebalancing",
+            rebalances=self.rebalances,
+            members=members,
+        )
 
     def note_balance(self, now: float) -> None:
         """Note whether every member has its share by now."""

@@ -171,6 +171,8 @@ SOUND_FIELDS: dict[str, Any] = {
     "mode": "exclusive",
     "beats": [BEAT],
     "force": False,
+    "in_vain": False,
+    "stays": False,
     "keep": True,
     "to_ms": 1,
     "incarnation": 0,

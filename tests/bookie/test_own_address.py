@@ -10,7 +10,7 @@ from memory_store import MemoryStore
 from running import registered, running
 
 from bookie.config import ConfigError, load_config
-from bookie.own_address import check_address, check_alone
+from bookie.own_address import check_address, check_alone, with_port
 from metadata.records import BookieRecord, bookie_lease, encode_record
 from metadata.sqlite import SqliteStore
 
@@ -54,6 +54,13 @@ def test_an_address_that_every_host_has_is_refused(address: str) -> None:
 @pytest.mark.parametrize("address", [HERE, "host-1:3181", "127.0.0.1:3181", "[::1]:3181"])
 def test_other_addresses_are_taken(address: str) -> None:
     check_address(address)
+
+
+@pytest.mark.parametrize("text", ["10.0.0.1", "host-1", "[::1]"])
+def test_an_advertised_address_is_registered_with_its_port(text: str) -> None:
+    """Two bookies that state it differently have the same one."""
+    assert with_port(text) == f"{text}:3181"
+    assert with_port(f"{text}:9") == f"{text}:9"
 
 
 async def test_a_bookie_does_not_serve_under_another_ones_address(tmp_path: Path) -> None:

@@ -75,11 +75,13 @@ class PlaceFinder:
         A place at an end is allowed, and one whose ledger was removed: readers get a Gap there.
         """
         row = await known.rows.at(place.number) if place.number >= 0 else None
+        if row is not None and not row.readable:
+            row = None  # nothing is written there yet
         ids = {UNKNOWN, place.ledger_id if row is None else row.ledger.ledger_id}
         if place.ledger_id not in ids or min(place.entry, place.skip) < 0:
             raise _no_place(known.lane, place, f"is no place in {known.lane}")
         if row is None:
-            if place.number >= 0 and place.at > (await _next_number(known), 0, 0):
+            if place.number >= 0 and place.at > (await next_number(known), 0, 0):
                 raise _no_place(known.lane, place, f"is behind the end of {known.lane}")
             return
         ledger_id = row.ledger.ledger_id
@@ -250,7 +252,7 @@ async def _newest(known: KnownLane) -> int:
     return known.record.current if record is None else record.current
 
 
-async def _next_number(known: KnownLane) -> int:
+async def next_number(known: KnownLane) -> int:
     """Return the number of the ledger that has the lane's next message, as far as is known."""
     newest = await _newest(known)
     row = await known.rows.at(newest) if newest >= 0 else None

@@ -67,6 +67,7 @@ async def test_an_acknowledgement_is_refused_if_the_member_is_removed_before_it_
     async with trio.open_nursery() as nursery:
         nursery.start_soon(saver.run)
         assert await saver.saved({share}) == {share}
+        await saver.settle()
         assert await saver.flush() == {share.part}
         assert await saver.flush() == set()
         nursery.cancel_scope.cancel()

@@ -15,6 +15,7 @@ from ledger_client import BadGroup, BadTopic, CommitRefused, MemberRemoved, Meta
 from ledger_client.groups import arrivals
 from ledger_client.groups.commits import Commits
 from ledger_client.groups.consumer import GroupConsumer
+from ledger_client.groups.feed import TopicFeed
 from ledger_client.groups.lapses import Lapses
 from ledger_client.groups.options import ConsumedLane
 from ledger_client.groups.progress import Progress
@@ -213,6 +214,24 @@ async def test_an_index_behind_the_end_of_its_batch_is_neither_committed_nor_sou
             assert [each.lag for each in await client.groups.lag("billing")] == [0]
             await consumer.seek((here._replace(place=end._replace(skip=9)),))
             assert await take(consumer, 1) == [10]
+
+
+async def test_a_place_within_the_batch_at_hand_is_committed_without_a_look_at_it(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bookies may be away."""
+    async with shop(1) as (_, client):
+        async with client.producer(ORDERS, linger_ms=50) as producer:
+            await producer.send_many([b"%d" % i for i in range(10)])
+        async with client.consumer(ORDERS, group="billing", start="earliest") as consumer:
+            assert await take(consumer, 5) == list(range(5))
+            monkeypatch.delattr(TopicFeed, "known")
+            (here,) = consumer.position()
+            assert here.place.skip == 5
+            await consumer.commit((here,))
+            await consumer.commit((here._replace(place=here.place._replace(skip=2)),))
+            assert consumer.committed() != (here,)
+            monkeypatch.undo()
 
 
 async def test_a_place_behind_the_end_of_a_former_ledger_is_neither_committed_nor_sought(

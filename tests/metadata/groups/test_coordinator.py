@@ -387,6 +387,41 @@ async def test_a_group_goes_once_though_the_store_does_not_answer(
         assert await rows_of_group(rig) == []
 
 
+async def test_progress_that_its_only_member_stores_as_it_goes_goes_with_the_group(
+    autojump_clock: MockClock,
+) -> None:
+    """Else the next group of this name would begin there, and pass over what is before."""
+    async with led() as rig:
+        await rig.join("a")
+        transact = rig.store.transact
+
+        async def store_progress_before(ops: Sequence[Op]) -> Versions:
+            rig.store.transact = transact  # type: ignore[method-assign]
+            await rig.store.put(progress_key("billing", Part(1, 0)), b"{}")
+            return await transact(ops)
+
+        rig.store.transact = store_progress_before  # type: ignore[method-assign]
+        await rig.coordinator.answer(LeaveGroup("billing", "a", "run", in_vain=True))
+        assert await rows_of_group(rig) == []
+
+
+@pytest.mark.parametrize("founded", [True, False])
+async def test_a_member_with_a_name_leaves_in_vain_only_with_the_group_that_it_founded(
+    autojump_clock: MockClock, founded: bool
+) -> None:
+    """Started again within its session, it has its partitions at once."""
+    async with led() as rig:
+        if not founded:
+            await rig.coordinator.answer(FoundGroup("billing"))
+        await rig.join("a")
+        await rig.live(3, "a")
+        leaving = LeaveGroup("billing", "a", "run", in_vain=True, stays=True)
+        await rig.coordinator.answer(leaving)
+        if not founded:
+            await rig.live(3, "a")
+        assert await rig.members() == (set() if founded else {"a"})
+
+
 async def test_a_group_that_two_delete_at_once_is_gone_for_the_second(
     autojump_clock: MockClock,
 ) -> None:
