@@ -189,9 +189,14 @@ def withdraw(session: Session | None, call: Call | None) -> bool:
 
 
 async def answered(
-    call: Call, session: Session, *, patient: bool, on_silence: Callable[[], None]
+    call: Call,
+    session: Session,
+    limit_s: float,
+    *,
+    patient: bool,
+    on_silence: Callable[[], None],
 ) -> Response:
-    """Return the response to *call*, while *session* brings anything at all.
+    """Return the response to *call* within *limit_s*, while *session* brings anything at all.
 
     A connection that was cut looks open for ever, and once the cut has healed TCP may not send
     again for as long as the cut lasted. So without a byte for SILENT_S, the bookie is asked for
@@ -200,15 +205,20 @@ async def answered(
 
     Raises:
         BookieUnavailable: the connection was lost, or nothing came.
+        trio.TooSlowError: the time is over.
     """
-    while not patient:
-        since = trio.current_time()
-        with trio.move_on_after(SILENT_S):
+    since = trio.current_time()
+    deadline = since + limit_s
+    while True:
+        # One scope: a second one would take an eighth of the time of a call.
+        with trio.move_on_at(deadline if patient else min(deadline, since + SILENT_S)):
             return await call.wait()
+        if (now := trio.current_time()) >= deadline:
+            raise trio.TooSlowError
         on_silence()
         if session.received_at <= since:
             session.suspect()
-    return await call.wait()
+        since = now
 
 
 def reply_in(response: Response) -> Reply:

@@ -404,10 +404,9 @@ class BookieStore:
 
         while True:
             try:
-                with fail_after(left_s):
-                    return await answered(
-                        call, session, patient=wait_s > 0, on_silence=note_silence
-                    )
+                return await answered(
+                    call, session, left_s, patient=wait_s > 0, on_silence=note_silence
+                )
             except trio.TooSlowError:
                 now = trio.current_time()
                 left_s = min(self._turns.answered_at + limit_s, last_at) - now
