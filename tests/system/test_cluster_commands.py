@@ -19,7 +19,7 @@ import trio
 from fleet import Fleet
 from never_twice import never_twice
 from peer import Peer
-from processes import quire
+from processes import last_word, quire
 
 from bookie.commands.decommission import Decommissioned
 from ledger_client import LedgerInfo
@@ -151,7 +151,7 @@ def test_a_byte_flipped_on_disk_is_found_and_mended(tmp_path: Path) -> None:
         found = run(fleet, "ledger", "verify", ledger_id)
         assert found.returncode == 1
         assert b"entry 4321: damaged on bookie-1" in found.stdout
-        (line,) = found.stderr.decode().splitlines()
+        line = last_word(found.stderr)
         assert "--repair replaces bad copies by good ones" in line
         mended = verified(fleet, ledger_id, "--repair")
         assert (mended.whole, mended.mended) == (True, 1)

