@@ -14,7 +14,7 @@ from typing import Literal, get_args, get_origin
 import click
 import msgspec
 
-from bookie.__main__ import bookie as bookie_command
+from bookie.command_line import bookie as bookie_command
 from ledger_client.__main__ import quire as quire_command
 from ledger_client.commands.options import field_text
 from ledger_client.jobs.replay.options import ReplayOptions

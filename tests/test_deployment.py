@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bookie.__main__ import bookie as bookie_command
+from bookie.command_line import bookie as bookie_command
 
 pytestmark = pytest.mark.facts
 

@@ -10,7 +10,7 @@ import click
 import pytest
 from prometheus_server import tool
 
-from bookie.__main__ import bookie
+from bookie.command_line import bookie
 from ledger_client.__main__ import quire
 
 pytestmark = pytest.mark.facts

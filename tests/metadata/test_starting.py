@@ -81,3 +81,20 @@ def test_the_entry_points_load_nothing_before_they_handle_interrupts() -> None:
         assert callable(getattr(starting, place.partition(":")[2]))
     done = run("import sys, metadata.starting; print(*{m.partition('.')[0] for m in sys.modules})")
     assert not HEAVY & set(done.stdout.split())
+
+
+def test_garbage_is_looked_for_once_a_command_is_loaded_and_not_in_what_was_loaded() -> None:
+    done = run("""
+import gc
+from metadata import starting
+class Program:
+    @staticmethod
+    def main():
+        print(gc.isenabled(), gc.get_freeze_count() > 1000)
+def load(name):
+    print(gc.isenabled())
+    return Program
+starting.import_module = load
+starting.quire()
+""")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False\nTrue True\n", "")

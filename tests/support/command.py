@@ -10,7 +10,7 @@ import pytest
 import v2
 from engines import Bookie
 
-import bookie.__main__
+import bookie.command_line
 from bookie.commands.outcome import conclude
 from bookie.mark import write_mark
 from native.digest import Digest
@@ -40,7 +40,7 @@ class Command:
         self._capture = capture
 
     def __call__(self, *words: str | Path | int) -> CommandOutput:
-        code = conclude(bookie.__main__.bookie, [str(word) for word in words])
+        code = conclude(bookie.command_line.bookie, [str(word) for word in words])
         out, err = self._capture.readouterr()
         return CommandOutput(code, out, err)
 

@@ -31,6 +31,7 @@ import msgspec
 import trio
 
 import bookie.__main__
+import bookie.command_line
 import ledger_client.blocking
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -225,7 +226,7 @@ def become(start: Start) -> None:
     os.chdir(start.folder)
     if tuple(start.program) == BOOKIE:
         sys.argv = [bookie.__main__.__file__, *start.words]
-        bookie.__main__.main()
+        bookie.command_line.main()
         return
     (path,) = start.program
     sys.argv = [path, *start.words]

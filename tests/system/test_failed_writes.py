@@ -15,7 +15,7 @@ import ledger_client
 from ledger_client import Options
 from ledger_client.errors import LedgerError
 
-RUN = "import sys; from bookie.__main__ import main; sys.exit(main())"
+RUN = "import sys; from bookie.command_line import main; sys.exit(main())"
 FAIL = "from native.faults import plan_fault; plan_fault({site!r}, {nth}); "
 PAYLOADS = [bytes([number]) * 20_000 for number in range(50)]
 WRITES = 40  # three turns of the memtable below

@@ -134,7 +134,7 @@ async def append_all(ledger: LedgerWriter, payloads: list[bytes]) -> None:
 
 # The limit is lowered where it stands, as a minute is too long for a test.
 IMPATIENT = (
-    "import sys, bookie.stall; bookie.stall.END_S = 3.0; from bookie.__main__ import main; main()"
+    "import bookie.stall; bookie.stall.END_S = 3.0; from bookie.command_line import main; main()"
 )
 
 

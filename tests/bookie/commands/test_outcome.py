@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from command import Command
 
-import bookie.__main__
+import bookie.command_line
 from bookie.commands.outcome import conclude
 from metadata.outcome import Exit
 
 COMMANDS: Sequence[Sequence[str]] = [
     [],
-    *([name] for name in bookie.__main__.bookie.commands),
+    *([name] for name in bookie.command_line.bookie.commands),
     *(["inspect", name] for name in ("mark", "journal", "log", "ledger", "entry", "index")),
 ]
 
@@ -62,7 +62,7 @@ def test_a_reader_that_goes_away_is_no_failure(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
         os.dup2(write_end, 1)
-        os._exit(conclude(bookie.__main__.bookie, ["config"]))
+        os._exit(conclude(bookie.command_line.bookie, ["config"]))
     os.close(write_end)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == Exit.DONE
 
