@@ -56,6 +56,7 @@ class ConsumePlan(msgspec.Struct, frozen=True, kw_only=True):
     members: int
     group_partitions: int
     lanes: int
+    rounds: int
     idle_s: float
 
 
@@ -132,6 +133,13 @@ class ConsumeResult(msgspec.Struct, frozen=True, kw_only=True):
     help="With --group: lanes of each partition while members wait.",
 )
 @click.option(
+    "--rounds",
+    type=click.IntRange(1, 100),
+    default=3,
+    show_default=True,
+    help="With --group: how often readers and groups take turns; the medians are shown.",
+)
+@click.option(
     "--idle-seconds",
     "idle_s",
     type=click.FloatRange(0.1),
@@ -151,7 +159,8 @@ def consume(
     fixed rate. Starts a temporary cluster.
 
     With --group, plain readers and consumers of a group read in turn, and their figures are
-    compared. Then members commit, join, leave and wait.
+    compared. Then members commit, join, leave and wait. That takes two to three minutes, and
+    three times --idle-seconds.
     """
     size = arguments["message_size"]
     assert isinstance(size, int)

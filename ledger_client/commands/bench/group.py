@@ -44,7 +44,6 @@ from ledger_client.topics.reading.options import ReadSettings
 from ledger_client.topics.reading.reader import TopicReader, open_reader
 from ledger_client.topics.topics import Topics
 
-ROUNDS = 3
 PARTS = 8
 """Measurements, for the progress bar."""
 TOPIC = "bench/reading"
@@ -100,6 +99,7 @@ class GroupPlan(msgspec.Struct, frozen=True, kw_only=True):
     members: int
     group_partitions: int
     lanes: int
+    rounds: int
     idle_s: float
 
 
@@ -264,7 +264,7 @@ async def _compare(
 
     readers: list[Timer] = []
     groups: list[Timer] = []
-    for _ in range(ROUNDS):
+    for _ in range(plan.rounds):
         async with client.reader(TOPIC, follow=True) as reader:
             readers.append(await read(reader, plan.messages))
         async with client.consumer(TOPIC, group=_new_group(), start="earliest") as consumer:
@@ -297,9 +297,9 @@ async def _delay(client: Access, plan: GroupPlan) -> Delay:
     topic = "bench/delay"
     await client.topics.create(topic, replication=plan.bookies)
     reading, consuming = Samples(), Samples()
-    messages = max(1, round(plan.rate * plan.rate_s / ROUNDS))
+    messages = max(1, round(plan.rate * plan.rate_s / plan.rounds))
     async with client.producer(topic, access="exclusive") as producer:
-        for _ in range(ROUNDS):
+        for _ in range(plan.rounds):
             async with client.reader(topic, follow=True, start="latest") as reader:
                 await _follow(producer, reader, messages, plan, reading)
             async with client.consumer(topic, group=_new_group(), start="latest") as consumer:
