@@ -33,8 +33,8 @@ OPTIONS_OF_CLIENTS = {
 }
 HOST_MARKS = ("each host", "one host")
 """run by tests/hosts/test_readme.py"""
-LONG = {"docs/guides/spark.md"}
-"""pages with several programs of Spark: the search runs them"""
+LONG = {"docs/guides/replay.md", "docs/guides/spark.md"}
+"""pages whose programs of Spark the search runs; each commit runs those of the tutorial"""
 STANDALONE = "bookie standalone --data ./data --bookies 3"
 _BLOCK = re.compile(
     r"(?:^<!-- ([^\n]*) -->\n)?^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL

@@ -15,16 +15,16 @@ from fuzzing import HARNESSES, SHARED, Build, try_some
 from seeds import SEEDS, write_seeds
 
 INPUTS = {
-    "frames": 8_000,
-    "connection": 20_000,
-    "journal": 400,
-    "table": 1_500,
-    "entry_log": 1_600,
-    "store": 800,
-    "batch": 60_000,
-    "compacted": 50_000,
+    "frames": 4_000,
+    "connection": 10_000,
+    "journal": 200,
+    "table": 750,
+    "entry_log": 800,
+    "store": 400,
+    "batch": 30_000,
+    "compacted": 25_000,
 }
-"""How many: two to five seconds of them on a quiet machine. A store or an engine is opened for
+"""How many: one to three seconds of them on a quiet machine. A store or an engine is opened for
 each one of some."""
 HANGS_S = 600
 """Protects against a hang, and decides nothing else."""
