@@ -175,6 +175,8 @@ def syncs_noted() -> Iterator[None]:
     """Report the syncs of this process to page caches within the block."""
 
     def note(fd: int) -> None:
+        if not CACHES:
+            return
         path = Path(f"/proc/self/fd/{fd}").readlink()
         for cache in CACHES:
             if path.is_relative_to(cache.folder):
