@@ -1,4 +1,4 @@
-"""Many seeds in several processes."""
+"""Many seeds, in several processes where there is room for them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,11 @@ def run_seed(task: Task) -> Finding:
 def campaign(tasks: Iterable[Task]) -> Iterator[Iterator[Finding]]:
     """Run *tasks* in processes of their own; findings come as they are made.
 
-    Leaving the block ends what is still under way.
+    Leaving the block ends what is still under way. Instead of a single process this one runs
+    them, as another would have to import everything first.
     """
+    if PROCESSES == 1:
+        yield map(run_seed, tasks)
+        return
     with get_context("forkserver").Pool(PROCESSES, maxtasksperchild=SEEDS_PER_PROCESS) as pool:
         yield pool.imap_unordered(run_seed, tasks)
