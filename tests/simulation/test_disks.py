@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import pairwise
 
 from history import Acknowledged, Listed
@@ -14,14 +15,14 @@ NOTICED_S = 4.0
 """For so long a writer may stand still: bookies are given two seconds, then one is replaced."""
 
 
-def written_while(*steps: Step) -> Outcome:
+def written_while(*steps: Step, appends: int = 1000) -> Outcome:
     """Run a writer that needs all of its three bookies, of four."""
     work = Work(
         start_s=0.0,
         ensemble_size=3,
         write_quorum=3,
         ack_quorum=3,
-        appends=1000,
+        appends=appends,
         batch_max=1,
         payload_max=400,
         think_s_max=0.05,
@@ -50,6 +51,20 @@ def ensembles(outcome: Outcome) -> set[str]:
     return {" ".join(f.bookies) for each in listed for f in each.fragments}
 
 
+@cache
+def bookie_in_use() -> str:
+    """One of those that the writer begins with, which are the same however much it appends."""
+    return ensembles(written_while(appends=1)).pop().split()[0]
+
+
+def written_while_befallen(kind: str, span_s: float, detail: str = "") -> Outcome:
+    """Let *kind* befall the disk of a bookie that the writer uses."""
+    name = bookie_in_use()
+    outcome = written_while(Step(0, 2.0, kind, name, span_s, detail))
+    assert any(name in each.split() for each in ensembles(outcome))
+    return outcome
+
+
 def longest_pause_s(outcome: Outcome) -> float:
     """The longest time between two acknowledgements while the writer had work."""
     told = [each.at for each in outcome.history.events if isinstance(each, Acknowledged)]
@@ -58,30 +73,26 @@ def longest_pause_s(outcome: Outcome) -> float:
 
 
 def test_a_writer_goes_on_without_a_bookie_whose_disk_hangs() -> None:
-    first = ensembles(written_while()).pop().split()[0]
-    outcome = written_while(Step(0, 2.0, "hang", first, 12.0))
+    outcome = written_while_befallen("hang", 12.0)
     assert outcome.happened["disks that hang"]
     assert longest_pause_s(outcome) < NOTICED_S
     assert len(ensembles(outcome)) == 2
 
 
 def test_a_bookie_whose_disk_is_slow_stays() -> None:
-    first = ensembles(written_while()).pop().split()[0]
-    outcome = written_while(Step(0, 2.0, "slow disk", first, 12.0, "0.3"))
+    outcome = written_while_befallen("slow disk", 12.0, "0.3")
     assert outcome.happened["slow disks"]
     assert len(ensembles(outcome)) == 1
 
 
 def test_a_writer_goes_on_without_a_bookie_whose_flush_hangs_for_long() -> None:
-    first = ensembles(written_while()).pop().split()[0]
-    outcome = written_while(Step(0, 2.0, "hang flush", first, 14.0))
+    outcome = written_while_befallen("hang flush", 14.0)
     assert outcome.happened["flushes that hang"]
     assert longest_pause_s(outcome) < NOTICED_S
     assert len(ensembles(outcome)) == 2
 
 
 def test_a_bookie_whose_flush_hangs_for_a_while_stays() -> None:
-    first = ensembles(written_while()).pop().split()[0]
-    outcome = written_while(Step(0, 2.0, "hang flush", first, 6.0))
+    outcome = written_while_befallen("hang flush", 6.0)
     assert outcome.happened["flushes that hang"]
     assert len(ensembles(outcome)) == 1
