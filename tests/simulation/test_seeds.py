@@ -42,7 +42,7 @@ QUICK_TIMES = [30]
 # ledgers, misdirected writes, large entries and truncation are the rarest. More are for the search.
 SEEDS = {
     "ledgers": [13, 24, 49, 59, 93, 115, 128],
-    "topic": [9, 21, 30, 47, 50, 60],
+    "topic": [21, 73, 79],
     "groups": [9, 21],
     "time": [11, 56],
     "ids": [7, 36],
@@ -131,7 +131,7 @@ def test_a_seed_gives_the_same_history_again() -> None:
 @pytest.mark.parametrize(
     "seeds",
     [
-        {"ledgers": 46, "topic": 14},
+        {"ledgers": 46, "topic": 63},
         pytest.param({"groups": 21, "time": 18}, marks=pytest.mark.slow),
     ],
     ids=" ".join,
