@@ -167,6 +167,8 @@ class Disk:
         self._unflushed = 0
         self._group = (-1, 0)
         """the last group of the journal: its file's id, and where it begins"""
+        self._journal_end = (-1, 0)
+        """the end of the journal: its last file's id, and that file's size"""
         self._moves = trio.lowlevel.ParkingLot()
 
     @property
@@ -181,6 +183,8 @@ class Disk:
         """Take the engine that was opened on this disk."""
         self.engine = engine
         self._gathered = self._unflushed = 0
+        stats = engine.stats()
+        self._journal_end = (stats.journal_id, stats.journal_offset)
 
     def note_flush(self) -> None:
         """A flush was done, and its mark is about to be written."""
@@ -217,12 +221,11 @@ class Disk:
     def commit(self, engine: SimulatedEngine) -> None:
         """Write and sync all that gathered; a failure is told by the engine's events."""
         try:
-            before = engine.stats()
             while self.with_fault(COMMIT_SITES, engine.commit):
-                after = engine.stats()
-                is_same = after.journal_id == before.journal_id
-                self._group = (after.journal_id, before.journal_offset if is_same else 0)
-                before = after
+                stats = engine.stats()  # dear: it copies histograms
+                file_id, end = self._journal_end
+                self._group = (stats.journal_id, end if stats.journal_id == file_id else 0)
+                self._journal_end = (stats.journal_id, stats.journal_offset)
         except OSError:
             return
 
