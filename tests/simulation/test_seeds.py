@@ -131,7 +131,7 @@ def test_a_seed_gives_the_same_history_again() -> None:
 @pytest.mark.parametrize(
     "seeds",
     [
-        {"ledgers": 46, "topic": 63},
+        {"ledgers": 4, "topic": 63},
         pytest.param({"groups": 21, "time": 18}, marks=pytest.mark.slow),
     ],
     ids=" ".join,
