@@ -18,7 +18,12 @@ from processes import quire
 RSS_MAX_MIB = 600
 
 # One after the other: each has gigabytes to write, and a memory to measure.
-pytestmark = [pytest.mark.slow, pytest.mark.real_processes, pytest.mark.xdist_group("figures")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.long,
+    pytest.mark.real_processes,
+    pytest.mark.xdist_group("figures"),
+]
 
 
 def bench(folder: Path, *words: str | int) -> dict[str, Any]:
@@ -34,10 +39,7 @@ def report(what: str, **ratios: float) -> None:
     sys.stdout.write(f"\n{what}: {told}\n")
 
 
-@pytest.mark.parametrize(
-    "entry_size",
-    ["1KiB", *(pytest.param(size, marks=pytest.mark.long) for size in ("100B", "64KiB"))],
-)
+@pytest.mark.parametrize("entry_size", ["1KiB", "100B", "64KiB"])
 def test_one_bookie_keeps_its_memory_over_ten_turns_of_the_memtable(
     tmp_path: Path, entry_size: str
 ) -> None:
@@ -52,7 +54,6 @@ def test_one_bookie_keeps_its_memory_over_ten_turns_of_the_memtable(
     assert max(figures["bookie_rss_max_mib"]) < RSS_MAX_MIB
 
 
-@pytest.mark.long
 def test_three_bookies_keep_their_memory_at_full_and_at_half_rate(tmp_path: Path) -> None:
     three = ("append", "--bookies", 3, "--ack-quorum", 2)
     most = bench(tmp_path, *three)["figures"]
@@ -65,7 +66,6 @@ def test_three_bookies_keep_their_memory_at_full_and_at_half_rate(tmp_path: Path
     assert max(half["bookie_rss_max_mib"]) < RSS_MAX_MIB
 
 
-@pytest.mark.long
 def test_a_synchronous_append_waits_for_its_own_sync_alone(tmp_path: Path) -> None:
     result = bench(tmp_path, "append", "--synchronous")
     report(
@@ -76,14 +76,12 @@ def test_a_synchronous_append_waits_for_its_own_sync_alone(tmp_path: Path) -> No
     assert result["figures"]["batch"] == 1
 
 
-@pytest.mark.long
 def test_a_thousand_ledgers_keep_the_memory_of_a_bookie(tmp_path: Path) -> None:
     result = bench(tmp_path, "append", "--ledgers", 1000)
     report("append, 1000 ledgers, 1KiB", cost_to_one_ledger=result["cost_to_one_ledger"])
     assert max(result["figures"]["bookie_rss_max_mib"]) < RSS_MAX_MIB
 
 
-@pytest.mark.long
 def test_a_single_read_costs_at_most_two_reads_of_the_disk(tmp_path: Path) -> None:
     result = bench(tmp_path, "read", "--order", "random", "--bytes", "1GiB")
     report("read, random, 1KiB", disk_reads_per_entry=result["disk_reads_per_entry"])
@@ -91,7 +89,6 @@ def test_a_single_read_costs_at_most_two_reads_of_the_disk(tmp_path: Path) -> No
     assert max(result["bookie_rss_max_mib"]) < RSS_MAX_MIB
 
 
-@pytest.mark.long
 def test_reading_in_order_asks_the_disk_for_many_entries_at_once(tmp_path: Path) -> None:
     result = bench(tmp_path, "read", "--bytes", "1GiB")
     report(
@@ -103,7 +100,7 @@ def test_reading_in_order_asks_the_disk_for_many_entries_at_once(tmp_path: Path)
     assert max(result["bookie_rss_max_mib"]) < RSS_MAX_MIB
 
 
-@pytest.mark.parametrize("quorums", [(3, 3, 2), pytest.param((2, 2, 2), marks=pytest.mark.long)])
+@pytest.mark.parametrize("quorums", [(3, 3, 2), (2, 2, 2)])
 def test_a_writer_goes_on_when_one_of_four_bookies_is_lost(
     tmp_path: Path, quorums: tuple[int, int, int]
 ) -> None:

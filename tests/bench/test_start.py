@@ -20,6 +20,7 @@ from ledger_client.commands.sandbox import Sandbox
 # Nothing is flushed, so that all of the journal has to be replayed.
 SETTINGS = ["memtable_size=1GiB", "checkpoint_interval_s=3600"]
 PAYLOADS = [bytes(1000)] * 1000
+BATCHES = 100
 MIB = 1 << 20
 
 
@@ -53,13 +54,13 @@ async def test_a_bookie_serves_all_of_a_journal_that_it_replayed(tmp_path: Path)
     ):
         empty_s = await timed_restart(sandbox)
         async with client.ledgers.create(1, 1, 1) as ledger:
-            for _ in range(500):
+            for _ in range(BATCHES):
                 await ledger.append_many(PAYLOADS)
         reading_s = time_to_read(sandbox.folder)
         replay_s = await timed_restart(sandbox) - empty_s
         with never_twice():
             async with client.ledgers.open(ledger.id) as reader:
-                assert reader.last_confirmed == 500 * len(PAYLOADS) - 1
+                assert reader.last_confirmed == BATCHES * len(PAYLOADS) - 1
     sys.stdout.write(
         f"\nan empty bookie serves after {empty_s:.2f} s; replaying a journal takes "
         f"{replay_s / reading_s:.2f} x the time of reading it\n"

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 from bookkeeper import BookKeeper
+from ensemble import Ensemble
 from fleet import Fleet
 from kazoo.client import KazooClient
 
@@ -25,6 +26,12 @@ def registered(nodes: KazooClient, folder: str) -> set[str]:
     return set(nodes.get_children(folder)) - {"readonly"}
 
 
+def owner_of(nodes: KazooClient, name: str) -> int:
+    """Return the ZooKeeper session that a bookie is registered by."""
+    owner: int = nodes.get(f"{AVAILABLE}/{name}")[1].ephemeralOwner
+    return owner
+
+
 def wait_for(nodes: KazooClient, folder: str, names: set[str]) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while (found := registered(nodes, folder)) != names:
@@ -40,26 +47,29 @@ def change(fleet: Fleet, call: Callable[[MetadataStore], Awaitable[object]]) -> 
     trio.run(run)
 
 
-def test_a_killed_bookie_is_gone_and_comes_back(nodes: KazooClient, fleet: Fleet) -> None:
+def test_a_killed_bookie_is_gone_and_one_that_is_started_at_once_stays(
+    nodes: KazooClient, ensemble: Ensemble, fleet: Fleet
+) -> None:
+    """And the one that is gone comes back."""
     names = {fleet.name(number) for number in fleet.numbers}
     wait_for(nodes, AVAILABLE, names)
-    fleet.kill(3)
+    former = owner_of(nodes, fleet.name(2))
+    for number in (2, 3):
+        fleet.kill(number)
+    fleet.start(2)
+    fleet.wait_until_served(2)
+    owner = owner_of(nodes, fleet.name(2))
+    assert owner != former
     wait_for(nodes, AVAILABLE, names - {fleet.name(3)})
+    deadline = time.monotonic() + DEADLINE_S
+    while f"0x{former:x}" in ensemble.command(0, b"dump"):  # the session of its former life
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert owner_of(nodes, fleet.name(2)) == owner
     fleet.start(3)
     fleet.wait_until_served(3)
     wait_for(nodes, AVAILABLE, names)
     assert registered(nodes, READ_ONLY) == set()
-
-
-def test_a_bookie_that_was_killed_and_started_at_once_is_there(
-    nodes: KazooClient, fleet: Fleet
-) -> None:
-    fleet.kill(2)
-    fleet.start(2)
-    fleet.wait_until_served(2)
-    owner = nodes.get(f"{AVAILABLE}/{fleet.name(2)}")[1].ephemeralOwner
-    time.sleep(10)  # the session of its former life ends meanwhile
-    assert nodes.get(f"{AVAILABLE}/{fleet.name(2)}")[1].ephemeralOwner == owner
 
 
 def test_a_bookie_that_is_draining_is_read_only_meanwhile(

@@ -18,13 +18,13 @@ from checker import check
 from fleet import Fleet
 from group_crew import GroupCrew
 from group_events import Delivered, GroupHappening, LagSeen, MemberStored, ProgressStored
-from group_storm import SHORT_S, GroupStorm, SharedStorm
+from group_storm import SHORT_S, STORM_S, GroupStorm, SharedStorm
 from message_events import MessagesAcknowledged
 from never_twice import never_twice
 from run_seed import run_seed
 from shared_checker import SharedFacts, counted
 
-SECONDS = float(os.environ.get("QUIRE_STORM_S", "12"))
+SECONDS = float(os.environ.get("QUIRE_STORM_S", "8"))
 SHARED_S = float(os.environ.get("QUIRE_STORM_S", str(SHORT_S)))
 SEED = 1 + run_seed()
 
@@ -33,8 +33,9 @@ SEED = 1 + run_seed()
 @pytest.mark.real_processes
 def test_a_group_keeps_its_promises_in_a_storm(tmp_path: Path) -> None:
     """TD-14, TD-17, TD-40: everything at least once, committed by owners only, and no stand."""
-    with Fleet(tmp_path, 4) as fleet, GroupCrew(fleet, tmp_path, partitions=6) as crew:
-        storm = GroupStorm(fleet, crew, seed=SEED, seconds=SECONDS)
+    storm_s = min(SECONDS, STORM_S)
+    with Fleet(tmp_path, 4) as fleet, GroupCrew(fleet, tmp_path, partitions=6, rest_s=3) as crew:
+        storm = GroupStorm(fleet, crew, seed=SEED, seconds=SECONDS, storm_s=storm_s)
         history = storm.run()
     events = history.events
     told = {m for e in events if isinstance(e, MessagesAcknowledged) for m in e.marks}

@@ -142,8 +142,9 @@ async def test_killing_all_bookies_loses_nothing(tmp_path: Path, seed: int) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.real_processes
-@pytest.mark.parametrize("seed", [2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seed", [2, 3])
 async def test_killing_all_bookies_often_loses_nothing(tmp_path: Path, seed: int) -> None:
     await kill_all_again_and_again(tmp_path, seed, rounds=3)
 

@@ -24,7 +24,7 @@ from never_twice import never_twice
 from run_seed import run_seed
 from storm import Storm
 
-SECONDS = float(os.environ.get("QUIRE_STORM_S", "12"))
+SECONDS = float(os.environ.get("QUIRE_STORM_S", "6"))
 SEED = 1 + run_seed()
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_processes]

@@ -23,7 +23,7 @@ from run_seed import run_seed
 from topic_crew import Crew
 from topic_storm import TopicStorm
 
-SECONDS = float(os.environ.get("QUIRE_STORM_S", "12"))
+SECONDS = float(os.environ.get("QUIRE_STORM_S", "7"))
 SEED = 1 + run_seed()
 
 

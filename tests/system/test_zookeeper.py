@@ -71,15 +71,15 @@ async def test_open_ledgers_are_written_and_read_without_zookeeper_and_all_goes_
             await trio.to_thread.run_sync(ensemble.kill)
             until = trio.current_time() + AWAY_S
             count = 1
-            while trio.current_time() < until:
-                assert await ledger.append(b"%d" % count) == count
-                await producer.send(b"meanwhile")
-                assert (await anext(follower)).value == b"meanwhile"
-                assert (await known.read(0, 0))[0].payload == b"0"
-                count += 1
-                await trio.sleep(0.05)
-            with pytest.raises(LedgerError):
-                await client.topics.create("shop/others")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(refused, client)
+                while trio.current_time() < until:
+                    assert await ledger.append(b"%d" % count) == count
+                    await producer.send(b"meanwhile")
+                    assert (await anext(follower)).value == b"meanwhile"
+                    assert (await known.read(0, 0))[0].payload == b"0"
+                    count += 1
+                    await trio.sleep(0.05)
             await trio.to_thread.run_sync(ensemble.start)
             await trio.to_thread.run_sync(ensemble.wait)
             with trio.fail_after(30):
@@ -90,6 +90,11 @@ async def test_open_ledgers_are_written_and_read_without_zookeeper_and_all_goes_
             async with client.ledgers.open(ledger.id) as read:
                 found = [bytes(entry.payload) for entry in await read.read(0, count)]
             assert found == [*(b"%d" % number for number in range(count)), b"last"]
+
+
+async def refused(client: ledger_client.Client) -> None:
+    with pytest.raises(LedgerError):
+        await client.topics.create("shop/others")
 
 
 async def resumed(client: ledger_client.Client) -> None:

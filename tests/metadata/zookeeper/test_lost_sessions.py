@@ -50,8 +50,8 @@ async def _lose(
     ensemble: Ensemble, number: int, store: ZooKeeperStore, nursery: trio.Nursery
 ) -> None:
     held = await ProcessSession(store, nursery).grant("l")
-    await trio.sleep(SESSION_S / 2)
     ensemble.pause(number)
+    paused_at = trio.current_time()
     with trio.fail_after(ZOOKEEPER_S):
         while True:
             try:
@@ -59,9 +59,9 @@ async def _lose(
                 break
             except MetadataUnavailable:
                 continue
-    for _ in range(10):
-        await trio.sleep(SESSION_S / 10)
+    while trio.current_time() < paused_at + SESSION_S:  # it would be over by then
         assert held.is_certain
+        await trio.sleep(SESSION_S / 100)
     assert await trio.to_thread.run_sync(_server_of, ensemble, store) != number
 
 
