@@ -78,7 +78,8 @@ def test_the_demo_loses_nothing_and_leaves_nothing(tmp_path: Path, words: list[s
 @pytest.mark.slow
 @pytest.mark.real_processes
 def test_the_demo_ends_with_a_table_in_which_all_agrees(tmp_path: Path) -> None:
-    done = quire("demo", "--no-spark", environment={"TMPDIR": str(tmp_path)})
+    """Asked to keep its folder, it does."""
+    done = quire("demo", "--keep", "--no-spark", environment={"TMPDIR": str(tmp_path)})
     text = done.stdout.decode()
     with never_twice():
         assert b"differ" not in done.stderr
@@ -88,6 +89,9 @@ def test_the_demo_ends_with_a_table_in_which_all_agrees(tmp_path: Path) -> None:
     for word in ("compacted  ", "replayed  ", "checksum", "Try next"):
         assert word in text
     assert "Every count and every checksum agrees, and all copies are whole." in text
+    (kept,) = tmp_path.iterdir()
+    assert str(kept) in text
+    assert (kept / "metadata.db").exists()
 
 
 def test_without_java_the_demo_names_what_is_missing_and_the_way_around(tmp_path: Path) -> None:
@@ -97,16 +101,6 @@ def test_without_java_the_demo_names_what_is_missing_and_the_way_around(tmp_path
     assert "Java" in line
     assert "quire demo --no-spark" in line
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-@pytest.mark.real_processes
-def test_the_demo_keeps_its_folder_when_asked(tmp_path: Path) -> None:
-    file = tmp_path / "one.log"
-    file.write_bytes(b"a single line\n")
-    kept = Path(told(file, tmp_path, "--keep", "--no-spark")["kept_folder"])
-    assert kept.parent == tmp_path
-    assert (kept / "metadata.db").exists()
 
 
 def test_an_empty_file_is_no_story(tmp_path: Path) -> None:

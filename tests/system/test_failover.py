@@ -129,7 +129,7 @@ async def test_a_writer_goes_on_after_a_bookie_was_killed(
 
 @pytest.mark.slow
 @pytest.mark.real_processes
-@pytest.mark.parametrize("quorums", [(3, 3, 2), (3, 3, 3)])
+@pytest.mark.parametrize("quorums", [pytest.param((3, 3, 2), marks=pytest.mark.long), (3, 3, 3)])
 async def test_a_writer_goes_on_after_a_bookie_was_paused(
     fleet: Fleet, quorums: tuple[int, int, int]
 ) -> None:

@@ -59,7 +59,7 @@ async def tell_story(folder: Path) -> Answers:
     async with watched(folder) as (sandbox, client, server, began), trio.open_nursery() as tasks:
         await tasks.start(Load(client, pace=0.5).run)
         await tasks.start(hold_job, client, ORDERS)
-        await trio.sleep(8)
+        await trio.sleep(4)
         await compact(client, ORDERS)
         found = await leader(client._context.store)
         assert found is not None

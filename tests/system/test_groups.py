@@ -129,6 +129,7 @@ def test_processes_share_a_topic_and_take_over_from_those_that_are_killed_or_pau
     until(lambda: {n for output in outputs for n in numbers(output)} == {*sent})
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.real_processes
 def test_a_group_goes_on_after_its_leader_was_killed(shop: Shop) -> None:

@@ -149,6 +149,7 @@ async def test_killing_all_bookies_often_loses_nothing(tmp_path: Path, seed: int
     await kill_all_again_and_again(tmp_path, seed, rounds=3)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.real_processes
 async def test_killing_one_bookie_after_the_other_loses_nothing(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from never_twice import never_twice
 from run_seed import run_seed
 from storm import Storm
 
-SECONDS = float(os.environ.get("QUIRE_STORM_S", "6"))
+SECONDS = float(os.environ.get("QUIRE_STORM_S", "8"))
 SEED = 1 + run_seed()
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_processes]
@@ -51,6 +51,7 @@ def report(history: History, acknowledged: int, counts: dict[str, int]) -> None:
     sys.stdout.write(f"\nseed {SEED}, {SECONDS:g} s: {', '.join(told)}\n")
 
 
+@pytest.mark.long
 def test_three_bookies_of_which_two_must_agree_keep_their_promises(tmp_path: Path) -> None:
     storm(tmp_path, 3, ["3/3/2", "3/3/2", "3/3/2"])
 

@@ -129,6 +129,7 @@ async def leading(client: Client, fleet: Fleet) -> int:
     return fleet.number(found.bookie_id)
 
 
+@pytest.mark.long
 @pytest.mark.real_processes
 async def test_ticks_tell_the_truth_and_go_on_after_every_fault(fleet: Fleet) -> None:
     """MV-20, MV-36, MV-43: a producer is killed; leaders are killed and stopped."""
@@ -153,7 +154,7 @@ async def test_ticks_tell_the_truth_and_go_on_after_every_fault(fleet: Fleet) ->
                 stopped = await leading(observer, fleet)
                 fleet.pause(stopped)
                 with trio.fail_after(DEADLINE_S):
-                    while await leading(observer, fleet) == stopped:
+                    while await leading(observer, fleet) == stopped:  # noqa: ASYNC110 - in the store
                         await trio.sleep(0.1)
                 await witness.go_on()
                 fleet.resume(stopped)

@@ -22,7 +22,7 @@ from time_events import TickSeen, TimedEnded, TimedRead, TimeHeld, TimeTaken
 from time_storm import TimeCrew, TimeFleet, TimeStorm
 from wall_clocks import WallClocks
 
-SECONDS = float(os.environ.get("QUIRE_STORM_S", "5"))
+SECONDS = float(os.environ.get("QUIRE_STORM_S", "8"))
 SEED = 1 + run_seed()
 
 

@@ -116,6 +116,7 @@ def test_a_topic_from_its_making_to_its_deletion(fleet: Fleet) -> None:
     assert all(b'"topic":"shop/__events"' in line for line in listed)
 
 
+@pytest.mark.long
 @pytest.mark.slow  # leases run out and the leader looks every ten seconds
 @pytest.mark.real_processes
 def test_what_a_killed_producer_left_goes_by_itself_also_when_the_leader_is_killed(

@@ -50,6 +50,7 @@ def test_a_producer_that_is_killed_sends_again_and_nothing_is_there_twice(tmp_pa
     assert len({e.epoch for e in history.events if isinstance(e, LaneTaken)}) > 1
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.real_processes
 def test_killing_producers_and_bookies_loses_nothing(tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ def _server_of(ensemble: Ensemble, store: ZooKeeperStore) -> int:
     raise AssertionError("not connected")
 
 
+@pytest.mark.long
 async def test_without_any_zookeeper_a_holder_stops_before_another_one_may_begin(
     whole: Ensemble,
 ) -> None:
@@ -98,6 +99,7 @@ async def test_without_any_zookeeper_a_holder_stops_before_another_one_may_begin
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.long
 async def test_a_process_that_was_paused_for_too_long_loses_its_leases_at_once(
     whole: Ensemble, tmp_path: Path
 ) -> None:
