@@ -58,7 +58,7 @@ def the_clients_are_cut_from_two_bookies(cluster: HostCluster, _crew: Crew) -> I
 
 def the_leader_is_cut_from_zookeeper(cluster: HostCluster, _crew: Crew) -> Iterator[float]:
     cluster.network.cut_off(leader_of(cluster), cluster.keepers)
-    yield 15.0 if IS_SEARCH else 11.0  # longer than its session
+    yield 15.0 if IS_SEARCH else 10.0  # longer than its session
 
 
 def a_zookeeper_is_cut_off(cluster: HostCluster, _crew: Crew) -> Iterator[float]:
@@ -70,7 +70,7 @@ def a_bookie_hears_and_is_not_heard(cluster: HostCluster, _crew: Crew) -> Iterat
     for name in cluster.network.names:
         if name != "b3":
             cluster.network.cut_way("b3", name)
-    yield 8.0 if IS_SEARCH else 6.0
+    yield 8.0 if IS_SEARCH else 5.0
 
 
 def a_client_is_heard_and_hears_nothing(cluster: HostCluster, _crew: Crew) -> Iterator[float]:

@@ -57,7 +57,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answers]:
 
 async def tell_story(folder: Path) -> Answers:
     async with watched(folder) as (sandbox, client, server, began), trio.open_nursery() as tasks:
-        await tasks.start(Load(client, pace=0.5).run)
+        await tasks.start(Load(client, pace=1).run)
         await tasks.start(hold_job, client, ORDERS)
         await trio.sleep(4)
         await compact(client, ORDERS)

@@ -67,6 +67,7 @@ def test_killing_producers_and_bookies_loses_nothing(tmp_path: Path) -> None:
     judge(history, 10_000)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.real_processes
 def test_a_producer_that_takes_over_a_living_one_fences_it(tmp_path: Path) -> None:
