@@ -160,7 +160,7 @@ async def test_a_writer_goes_on_after_a_connection_was_reset(
 
 @pytest.mark.slow
 @pytest.mark.real_processes
-@pytest.mark.parametrize("quorums", [(3, 3, 2), (4, 4, 3)])
+@pytest.mark.parametrize("quorums", [(3, 3, 2), pytest.param((4, 4, 3), marks=pytest.mark.long)])
 async def test_killing_as_many_bookies_as_an_acknowledgement_outlives_loses_nothing(
     fleet: Fleet, quorums: tuple[int, int, int]
 ) -> None:

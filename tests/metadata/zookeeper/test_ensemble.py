@@ -50,7 +50,7 @@ async def test_changes_fail_without_a_quorum_and_go_on_with_it(whole: Ensemble) 
                 nursery.start_soon(failure_of, call)
             down = await failure_of(partial(two.put, "a", b"1", expected=version))
         assert not down.outcome_unknown, "no server was there to take it"
-        await trio.to_thread.run_sync(whole.start, 0, 1)
+        await trio.to_thread.run_sync(whole.renew)
         unknown = 0
         with trio.fail_after(60):
             while True:
