@@ -52,10 +52,9 @@ def test_a_group_keeps_its_promises_in_a_storm(tmp_path: Path) -> None:
     assert counts["LagSeen"]
 
 
-@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.real_processes
-@pytest.mark.parametrize("mode", ["shared", "key-shared"])
+@pytest.mark.parametrize("mode", ["shared", pytest.param("key-shared", marks=pytest.mark.long)])
 def test_a_shared_group_keeps_its_promises_in_a_storm(tmp_path: Path, mode: str) -> None:
     """Every message is acknowledged or buried, as often as it is delivered, and by one member."""
     with Fleet(tmp_path, 3) as fleet, GroupCrew(fleet, tmp_path, partitions=3, rest_s=2) as crew:
