@@ -65,8 +65,7 @@ STORMS = (
     "tests/system/test_replay_by_spark.py",
     "tests/system/test_compact.py::test_a_driver_that_is_killed_leaves_one_generation_whole[spark]",
     "tests/system/test_demo.py::test_the_demo_loses_nothing_and_leaves_nothing[with Spark]",
-    "tests/system/test_docs.py"
-    "::test_what_a_page_shows_of_spark_runs_as_it_stands[docs/guides/spark.md]",
+    "tests/system/test_docs.py::test_what_a_page_shows_of_spark_runs_as_it_stands",
 )
 """Storms, and what takes minutes: loads, results of the greatest size, kills of Spark's drivers."""
 CUTS = (
