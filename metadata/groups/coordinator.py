@@ -210,7 +210,7 @@ class Office:
         except ValueError as wrong:
             raise BadGroup(str(wrong)) from wrong
         if found is not None:
-            raise BadGroup(f"group {name} is being deleted")
+            raise MetadataUnavailable(f"group {name} is being deleted; ask again")
         if len(self._groups) >= GROUPS_MAX:
             raise BadGroup(f"there are {GROUPS_MAX} groups; delete some")
         return Hosted(Group(GroupRecord(), ABSENT, self._topics))
@@ -233,7 +233,7 @@ class Office:
         hosted.want()
         async with hosted.turn:
             if hosted.is_deleted:
-                raise BadGroup(f"group {request.group} is being deleted")
+                raise MetadataUnavailable(f"group {request.group} is being deleted; ask again")
             if hosted.group.version == ABSENT:
                 change = Change(hosted.group.record, {})
                 await self._store_change(request.group, hosted.group, change)

@@ -443,6 +443,21 @@ async def test_a_group_that_two_delete_at_once_is_gone_for_the_second(
         assert "no group billing" in str(refused[0])
 
 
+async def test_who_joins_a_group_that_is_just_deleted_may_ask_again(
+    autojump_clock: MockClock,
+) -> None:
+    async with led() as rig:
+        await rig.coordinator.answer(FoundGroup("billing"))
+        slow(rig.store, "transact")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(rig.coordinator.answer, DeleteGroup("billing"))
+            await trio.sleep(0.1)
+            with pytest.raises(MetadataUnavailable, match="ask again"):
+                await rig.join("a")
+        await rig.join("a")
+        assert await rig.members() == {"a"}
+
+
 def slow(store: MemoryStore, name: str) -> None:
     """Have a call of the store take a second, half of it before it counts."""
     call = getattr(store, name)
