@@ -89,7 +89,8 @@ class CommitParam(click.ParamType[float]):
     metavar="PLACE",
     help="Where a group begins in a partition in which it has committed nothing: earliest, latest, "
     "a time, or none, which is an error then. A time is a date and time, nanoseconds since 1970, "
-    "or a duration such as 15min for that long ago.",
+    "or a duration such as 15min for that long ago; a number with --by timestamp is one that "
+    "quire tso get prints.",
 )
 @click.option(
     "--by",

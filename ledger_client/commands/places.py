@@ -22,22 +22,37 @@ FindTopic = Callable[[str], Awaitable[TopicInfo]]
 
 
 class Point(NamedTuple):
-    """A place, or the *number* of a time whose kind --by decides."""
+    """A place, or the *number* of a time whose kind --by decides.
+
+    *is_moment*: the number is nanoseconds since 1970, whatever the kind; else a number that was
+    written as one is nanoseconds or, of that kind, a timestamp.
+    """
 
     start: Literal["earliest", "latest"] | MessageId | Position | None = None
     number: int = 0
+    is_moment: bool = False
 
     def at(self, by: By) -> Start:
         """Return the place, taking a number as a time of the kind *by*."""
         return self.time(by) if self.start is None else self.start
 
     def time(self, by: By) -> Time:
-        """Return the number as a time of the kind *by*."""
+        """Return the number as a time of the kind *by*.
+
+        Raises UsageError for a number that is no timestamp, where one is meant.
+        """
         if by == "event-time":
             return EventTime(self.number)
-        if by == "timestamp":
-            return Timestamp(self.number)
-        return PublishTime(-(-self.number // NS_PER_MS))
+        ms = -(-self.number // NS_PER_MS)
+        if by == "publish-time":
+            return PublishTime(ms)
+        try:
+            if self.is_moment:
+                return Timestamp(compose(ms))
+            split(self.number)
+        except ValueError as wrong:
+            raise click.UsageError(str(wrong)) from wrong
+        return Timestamp(self.number)
 
 
 class PlaceOrTime(click.ParamType[Point]):
@@ -66,7 +81,7 @@ class PlaceOrTime(click.ParamType[Point]):
         except ValueError:
             pass
         try:
-            return Point(number=MomentParam().convert(text, param, ctx))
+            return Point(number=MomentParam().convert(text, param, ctx), is_moment=True)
         except click.UsageError:
             forms = "write earliest, latest, an id as 7:2:-1:0, a time as 2024-05-01T12:00Z, or 7d"
             self.fail(f"{value!r} is not a place; {forms}", param, ctx)

@@ -157,8 +157,9 @@ def read(
 
     PLACE is earliest, latest, the id of a message (ledger:entry:partition:batch), a position as
     Position.to_json() writes it, or a time: a date and time (UTC unless it has an offset),
-    nanoseconds since 1970, or a duration such as 15min for that long ago. A time stands for the
-    first message at that time or later.
+    nanoseconds since 1970, or a duration such as 15min for that long ago; a number with --by
+    timestamp is one that quire tso get prints. A time stands for the first message at that time or
+    later.
     With --reverse, reading goes from --from back to --to.
 
     --as-of, --consistency and --latest show topics with timesync as they are at a moment, in the

@@ -19,8 +19,9 @@ from ledger_client.topics.context import TopicContext
 from ledger_client.topics.positions import EARLIEST, LaneRef, Place, Places, is_position
 from ledger_client.topics.reading.lane_ranges import KnownLane
 from ledger_client.topics.reading.lane_set import LaneSet, narrow
-from ledger_client.topics.reading.options import ReadOptions, Start
+from ledger_client.topics.reading.options import UNTIMED, ReadOptions, Start
 from ledger_client.topics.reading.place_finder import row_of_message
+from ledger_client.topics.times import Timestamp
 from metadata.groups.assignment import Part
 from metadata.groups.rows import (
     SLOTS,
@@ -104,6 +105,8 @@ class GroupLanes:
         if isinstance(start, MessageId) and len(chosen) > 1:
             chosen = [await self._topic_of(start, chosen)]
         for topic in chosen:
+            if isinstance(start, Timestamp) and not topic.timesync:
+                raise BadTopic(f"{UNTIMED}; name a publish time instead", topic=topic.name)
             lanes = self._lanes(topic)
             known = await lanes.lanes_of(0)
             named = narrow([each.lane for each in known], start)

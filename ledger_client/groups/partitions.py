@@ -31,6 +31,7 @@ from ledger_client.groups.slots import Units
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.positions import EARLIEST, Places, Position
 from ledger_client.topics.reading.options import ReadOptions
+from ledger_client.topics.times import Timestamp
 from metadata.groups.assignment import Part
 from metadata.groups.rows import MemberRecord, parts_of
 from metadata.topics import TopicRecord
@@ -359,7 +360,7 @@ class Partitions:
             raise NoSuchTopic(self._deleted.pop().name)
 
     def _note_deleted(self, topic: TopicRecord) -> None:
-        if topic.name in self._names:
+        if topic.name in self._names and self._options.missing == "fail":
             self._deleted.append(topic)
             self._on_arrival()
 
@@ -436,6 +437,11 @@ class Partitions:
             raise BadGroup(
                 f"group {self._options.group} has committed nothing in {where}, and start is "
                 '"none"; begin at "earliest" or "latest"'
+            )
+        if isinstance(start, Timestamp) and not feed.topic.timesync:
+            raise BadGroup(
+                f"{feed.topic.name} is without timesync: its messages have no timestamps to begin "
+                "at; begin at a publish time"
             )
         later = {part for part in first if start == "latest" and self._is_later(feed, part)}
         places = await feed.begin({self.partition(part) for part in first}, start)

@@ -174,10 +174,12 @@ class Shared:
 
         Raises:
             Busy: another task or thread waits for one.
+            NoSuchTopic: a topic that the consumer names was deleted; raised once.
             LedgerError: reading failed. Nothing is taken until then, however much is at hand.
         """
         with self._taker:
             self._taking.raise_failure()
+            self._partitions.raise_deleted()
             while True:
                 if self._due:
                     await self._count_due(wanted)
@@ -187,6 +189,7 @@ class Shared:
 
     def _has_some(self) -> bool:
         self._taking.raise_failure()
+        self._partitions.raise_deleted()
         return bool(self._due) or self._holdings.has_next
 
     def _look(self) -> None:

@@ -58,6 +58,9 @@ class PartSource(Protocol):
     def refusal(self, parts: Iterable[Part], reason: str) -> CommitRefused:
         """Return the error for *parts*, which names topics that are or were read."""
 
+    def raise_deleted(self) -> None:
+        """Raise NoSuchTopic once for each topic that the consumer names and that was deleted."""
+
     def pause(self, parts: Iterable[TopicPartition] | None) -> None:
         """Take nothing of these partitions any more; `None` for all."""
 

@@ -9,6 +9,7 @@ from ledger_client.errors import BadGroup, NoSuchTopic
 from ledger_client.groups.options import ConsumerOptions
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.events import events_topic
+from ledger_client.topics.times import Timestamp
 from metadata.groups.rows import Wanted
 from metadata.topics import split_topic
 
@@ -31,7 +32,8 @@ async def wanted_topics(
     if options.missing == "fail":
         for name in sorted(names):
             topic, _ = await context.catalogue.get(name)
-            if options.order == "timestamp" and not topic.timesync:
+            is_timed = options.order == "timestamp" or isinstance(options.start, Timestamp)
+            if is_timed and not topic.timesync:
                 raise BadGroup(f"{name} is without timesync: its messages have no timestamps")
         await _check_patterns(context, patterns)
     if options.with_meta:

@@ -135,8 +135,9 @@ def reset(
 
     PLACE is earliest, latest, the id of a message (ledger:entry:partition:batch), which changes
     its partition alone, or a time: a date and time, nanoseconds since 1970, or a duration such as
-    15min for that long ago. The new places are shown before anything is changed. Without --topic,
-    all topics are reset in which the group has committed something.
+    15min for that long ago; a number with --by timestamp is one that quire tso get prints. The new
+    places are shown before anything is changed. Without --topic, all topics are reset in which the
+    group has committed something.
     """
     request = ResetRequest(cluster, name, to, by, topics)
     if dry_run or not yes:

@@ -17,7 +17,7 @@ from ledger_client.topics.context import TopicContext
 from ledger_client.topics.cuts import places_at
 from ledger_client.topics.lanes.ledger_rows import LedgerRows
 from ledger_client.topics.positions import LaneRef, Place
-from ledger_client.topics.reading.options import Start
+from ledger_client.topics.reading.options import UNTIMED, Start
 from ledger_client.topics.reading.range_plan import plan_read
 from ledger_client.topics.reading.ranges import LedgerRange
 from ledger_client.topics.times import TIMES, EventTime, PublishTime, Time, Timestamp
@@ -132,11 +132,7 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
             self._check_event_times(topics)
         untimed = [topic.name for topic in topics if not topic.timesync]
         if self.order == "timestamp" and untimed:
-            raise BadTopic(
-                "its messages have no timestamps, because it is without timesync; choose the order "
-                "time or arrival",
-                topic=untimed[0],
-            )
+            raise BadTopic(f"{UNTIMED}; choose the order time or arrival", topic=untimed[0])
         names = [topic.name for topic in topics]
         wrong = {
             "a replay of no topic": not topics,

@@ -29,6 +29,7 @@ Consistency = Literal["strong", "bounded", "session", "eventual"]
 """What a read as of a moment sees at least: everything acknowledged before it began; that but for
 the last seconds; what this client was acknowledged itself; or what is known without a wait."""
 AsOf = Timestamp | datetime
+UNTIMED = "its messages have no timestamps, because it is without timesync"
 STALENESS_S = 5.0
 STALENESS_S_MAX = 1e9
 
@@ -123,21 +124,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise BadTopic(reason, topic=topics[0].name if topics else "")
         check_function(self.value_decoder, "value_decoder")
         for topic in topics:
-            for partition in self.partitions or ():
-                if partition not in topic.partition_indexes:
-                    raise BadTopic(f"there is no partition {partition}", topic=topic.name)
-            if self.order == "event-time" and topic.order != "event-time":
-                raise BadTopic(
-                    "it is not ordered by event time, so its lanes cannot be merged by it; "
-                    'read with order="arrival"',
-                    topic=topic.name,
-                )
-            if self.order == "timestamp" and not topic.timesync:
-                raise BadTopic(
-                    "its messages have no timestamps, because it is without timesync; "
-                    'read with order="arrival"',
-                    topic=topic.name,
-                )
+            self._check_suits(topic)
         timed = self.order == "timestamp"
         wrong = {
             "a reader of no topic": not topics,
@@ -181,6 +168,20 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
                 raise BadTopic(message, topic=name)
         if self.is_as_of:
             check_moment(name, self.consistency, self.as_of, self.staleness_s)
+
+    def _check_suits(self, topic: TopicRecord) -> None:
+        """Raise BadTopic for options that do not suit this topic."""
+        for partition in self.partitions or ():
+            if partition not in topic.partition_indexes:
+                raise BadTopic(f"there is no partition {partition}", topic=topic.name)
+        if self.order == "event-time" and topic.order != "event-time":
+            raise BadTopic(
+                "it is not ordered by event time, so its lanes cannot be merged by it; "
+                'read with order="arrival"',
+                topic=topic.name,
+            )
+        if self.order == "timestamp" and not topic.timesync:
+            raise BadTopic(f'{UNTIMED}; read with order="arrival"', topic=topic.name)
 
 
 def check_moment(

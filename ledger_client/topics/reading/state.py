@@ -23,6 +23,7 @@ from ledger_client.topics.reading.compacted import CompactedSets
 from ledger_client.topics.reading.consistency import visible
 from ledger_client.topics.reading.options import (
     STALENESS_S,
+    UNTIMED,
     AsOf,
     Consistency,
     check_moment,
@@ -109,8 +110,7 @@ async def topic_state(
     """Return the state of a topic; ClientTopics.state() has the details."""
     topic, _ = await context.catalogue.get(name)
     if not topic.timesync:
-        reason = "its messages have no timestamps, because it is without timesync"
-        raise BadTopic(reason, topic=name)
+        raise BadTopic(UNTIMED, topic=name)
     check_moment(name, consistency, as_of, staleness_s)
     sets = CompactedSets(context.store, timeout_s=context.catalogue.timeout_s)
     wanted = None if keys is None else frozenset(keys)

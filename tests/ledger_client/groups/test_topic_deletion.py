@@ -9,7 +9,7 @@ from trio.testing import MockClock
 
 from ledger_client import NoSuchTopic, TopicBusy
 from ledger_client.groups import partitions
-from metadata.groups.rows import member_key
+from metadata.groups.rows import Mode, member_key
 from metadata.topics import TopicRecord
 
 
@@ -42,6 +42,31 @@ async def test_a_topic_that_consumers_name_is_deleted_by_force_only(
             with pytest.raises(NoSuchTopic):
                 await consumer.poll(wait_s=10)
         assert await client.topics.list("shop") == [await client.topics.info("shop/refunds")]
+
+
+@pytest.mark.parametrize("mode", ["exclusive", "shared", "key-shared"])
+async def test_a_deleted_topic_that_a_consumer_names_is_told_once_unless_it_waits_for_such(
+    autojump_clock: MockClock, mode: Mode
+) -> None:
+    """And it is consumed once it is made anew."""
+    async with (
+        shop(1) as (_, client),
+        client.consumer(ORDERS, group="fails", mode=mode, start="earliest") as failing,
+        client.consumer(
+            ORDERS, group="waits", mode=mode, start="earliest", missing="wait"
+        ) as waiting,
+    ):
+        for consumer in (failing, waiting):
+            await consumer.poll(wait_s=3)
+        await client.topics.delete(ORDERS, force=True)
+        with pytest.raises(NoSuchTopic, match=ORDERS):
+            await failing.poll(wait_s=30)
+        for consumer in (failing, waiting):
+            assert await nothing_more(consumer)
+        await client.topics.create(ORDERS, partitions=1)
+        await send(client, 0, 5)
+        for consumer in (failing, waiting):
+            assert await take(consumer, 5) == list(range(5))
 
 
 async def test_groups_without_members_and_patterns_do_not_stop_a_deletion(

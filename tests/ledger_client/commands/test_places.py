@@ -1,0 +1,54 @@
+"""Places on the command line."""
+
+from __future__ import annotations
+
+import click
+import pytest
+
+from ledger_client.commands.places import BYS, By, PlaceOrTime, Point
+from ledger_client.topics.times import EventTime, PublishTime, Timestamp
+from metadata.time.timestamps import TIMESTAMP_MAX, compose
+
+DAY = "2024-05-01T00:00:00.0005Z"
+DAY_MS = 1_714_521_600_000
+
+
+def point(text: str) -> Point:
+    found = PlaceOrTime().convert(text, None, None)
+    assert found.start is None
+    return found
+
+
+def test_a_date_is_the_same_moment_in_each_kind_of_time() -> None:
+    """The first millisecond that is not before it, where a kind is no finer."""
+    times = {by: point(DAY).time(by) for by in BYS}
+    assert times == {
+        "event-time": EventTime(DAY_MS * 10**6 + 500_000),
+        "publish-time": PublishTime(DAY_MS + 1),
+        "timestamp": Timestamp(compose(DAY_MS + 1)),
+    }
+
+
+def test_a_duration_is_so_long_ago_in_each_kind_of_time() -> None:
+    ago = point("7d")
+    publish = ago.time("publish-time")
+    assert isinstance(publish, PublishTime)
+    assert ago.time("timestamp") == Timestamp(compose(publish.ms))
+
+
+@pytest.mark.parametrize(
+    ("by", "time"),
+    [
+        ("event-time", EventTime(5 * 10**18)),
+        ("publish-time", PublishTime(5 * 10**12)),
+        ("timestamp", Timestamp(5 * 10**18)),
+    ],
+)
+def test_a_number_is_nanoseconds_or_a_timestamp(by: By, time: object) -> None:
+    assert point(str(5 * 10**18)).time(by) == time
+
+
+@pytest.mark.parametrize("text", [str(TIMESTAMP_MAX + 1), "1969-01-01", "9999-01-01"])
+def test_what_is_no_timestamp_is_refused(text: str) -> None:
+    with pytest.raises(click.UsageError, match="is not"):
+        point(text).time("timestamp")
