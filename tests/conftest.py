@@ -34,14 +34,14 @@ from environment import missing
 from hypothesis import HealthCheck, settings
 from never_twice import may_be_tried_again
 from run_seed import VARIABLE, run_seed
-from spark_session import spark
+from spark_session import own_spark, spark
 from time_table import DEAREST_TITLE, TITLE, Stopwatch, TimeTable
 from turns import Turns
 
 if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
 
-__all__ = ["spark"]  # a fixture
+__all__ = ["own_spark", "spark"]  # fixtures
 
 # A shell that starts pytest in the background, or by nohup, has signals ignored, in pytest and
 # in every process that it starts. Tests of Ctrl-C and of lost terminals need them to be as in a

@@ -64,6 +64,9 @@ STORMS = (
     "tests/system/test_spark_rows.py::test_executors_elsewhere_read_by_the_network_alone",
     "tests/system/test_replay_by_spark.py",
     "tests/system/test_compact.py::test_a_driver_that_is_killed_leaves_one_generation_whole[spark]",
+    "tests/system/test_compact.py::test_an_executor_that_is_killed_is_tried_again",
+    "tests/ledger_client/spark/test_streaming.py"
+    "::test_a_query_that_is_killed_goes_on_where_it_was_and_writes_nothing_twice",
     "tests/system/test_demo.py::test_the_demo_loses_nothing_and_leaves_nothing[with Spark]",
     "tests/system/test_docs.py::test_what_a_page_shows_of_spark_runs_as_it_stands",
 )

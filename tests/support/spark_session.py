@@ -7,7 +7,8 @@ one that compiles well.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -33,3 +34,23 @@ def spark() -> Iterator[SparkSession]:
     """Two cores, and the data source ``quire``. Mark tests xdist_group("spark")."""
     with open_session("local[2]", app="tests", conf=SETTINGS) as session:
         yield session
+
+
+@pytest.fixture
+def own_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let jobs that this process starts use its session: a JVM of their own takes ten seconds."""
+
+    @contextmanager
+    def lent(
+        _master: str, *, app: str, conf: Mapping[str, str] | None = None
+    ) -> Iterator[SparkSession]:
+        wanted = conf or {}
+        before = {name: spark.conf.get(name, None) for name in wanted}
+        for name, value in wanted.items():
+            spark.conf.set(name, value)
+        yield spark
+        for name, was in before.items():
+            spark.conf.unset(name) if was is None else spark.conf.set(name, was)
+
+    for job in ("replay", "scrub"):
+        monkeypatch.setattr(f"ledger_client.spark.{job}.start_spark", lent)

@@ -253,6 +253,7 @@ def test_a_driver_that_is_killed_leaves_one_generation_whole(
         time.sleep(1)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.real_processes
 @pytest.mark.xdist_group("spark")

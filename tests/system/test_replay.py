@@ -313,14 +313,18 @@ def test_killed_at_any_moment_its_files_have_each_message_once(
 @pytest.mark.slow
 @pytest.mark.real_processes
 @pytest.mark.xdist_group("spark")
-def test_spark_writes_the_same_messages(run: Run, tmp_path: Path) -> None:
+def test_spark_writes_the_same_messages(
+    run: Run, url: str, tmp_path: Path, own_spark: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The sum of their hashes, and the rows."""
     folders = {"spark": tmp_path / "spark", "here": tmp_path / "here"}
     sums: dict[str, str] = {}
     for name, words in (("here", ()), ("spark", ("--master", "local[2]"))):
-        done = run("t/few", "--to-parquet", folders[name], "--verify", "--json", *words)
-        assert done.returncode == 0, done.stderr
-        told = json.loads(done.stdout)
+        command = ["replay", "t/few", "--to-parquet", str(folders[name]), "--verify", "--json"]
+        code = conclude(quire_command, [*command, "--cluster", url, *words])
+        out, said = capsys.readouterr()
+        assert code == 0, said
+        told = json.loads(out)
         with never_twice():
             assert (told["messages"], told["verified"]) == (COUNT, True)
         sums[name] = told["checksum"]

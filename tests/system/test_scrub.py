@@ -7,6 +7,7 @@ import subprocess
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 from peer import Peer
@@ -15,6 +16,7 @@ from sandboxes import open_sandbox
 
 import ledger_client
 from ledger_client.commands.sandbox import Sandbox
+from ledger_client.commands.scrub import ScrubRequest, ScrubResult, _scrub
 from metadata.calls import FlushNow, JournalState
 
 COUNT = 120
@@ -52,22 +54,23 @@ async def scrub(sandbox: Sandbox, *words: str) -> subprocess.CompletedProcess[by
     return await trio.to_thread.run_sync(run)
 
 
+async def scrub_by_spark(sandbox: Sandbox) -> ScrubResult:
+    """Do what the command does, in this process and its session of Spark."""
+    words = {"topics": (), "ledgers": (), "repair": False, "as_json": True}
+    wanted = {"cluster": sandbox.cluster, "master": "local[2]", "no_spark": False, **words}
+    return await _scrub(msgspec.convert(wanted, ScrubRequest))
+
+
+@pytest.mark.slow
 @pytest.mark.real_processes
-@pytest.mark.parametrize(
-    "engine",
-    [
-        ("--no-spark",),
-        pytest.param(
-            ("--master", "local[2]"), marks=[pytest.mark.slow, pytest.mark.xdist_group("spark")]
-        ),
-    ],
-)
+@pytest.mark.xdist_group("spark")
 async def test_a_damaged_copy_is_found_by_ledger_and_mended(
-    tmp_path: Path, engine: tuple[str, ...]
+    tmp_path: Path, own_spark: None
 ) -> None:
+    """Spark finds the same."""
     async with open_sandbox(2, parent=tmp_path, settings=SETTINGS) as sandbox:
         damaged, whole = await fill(sandbox.cluster)
-        done = await scrub(sandbox, *engine)
+        done = await scrub(sandbox, "--no-spark")
         assert done.returncode == 0, done.stderr
         assert b"every copy is whole" in done.stdout
         for bookie in sandbox.bookies:
@@ -78,7 +81,7 @@ async def test_a_damaged_copy_is_found_by_ledger_and_mended(
         damage_entry(sandbox.folder / victim.bookie_id, payloads(0)[60])
         victim = await sandbox.restart(victim, command)
 
-        done = await scrub(sandbox, *engine, "--json")
+        done = await scrub(sandbox, "--no-spark", "--json")
         assert done.returncode == 1
         assert last_word(done.stderr).startswith("quire: not every copy is whole: ledger ")
         found = json.loads(done.stdout)
@@ -87,6 +90,7 @@ async def test_a_damaged_copy_is_found_by_ledger_and_mended(
         assert (ledger["ledger_id"], ledger["faulty"]) == (damaged, [victim.bookie_id])
         assert ledger["damaged"] >= 1
         assert (found["found"]["ledgers"], ledger["lost"]) == (4, 0)  # the topic, and __events
+        assert msgspec.to_builtins(await scrub_by_spark(sandbox)) == found
 
         assert (await scrub(sandbox, "--no-spark", "--ledger", str(whole))).returncode == 0
         assert (await scrub(sandbox, "--no-spark", "--topic", "t/a")).returncode == 0

@@ -29,20 +29,16 @@ import ledger_client.commands
 sys.exit("pyspark" in sys.modules)
 """
 INTERRUPTED = """
-import os, sys, time
+import time
 from pyspark import SparkContext
-from ledger_client.spark import open_session
-with open_session("local[1]", conf={"spark.driver.memory": "512m"}) as session:
-    print(SparkContext._gateway.proc.pid, flush=True)
-    session.sparkContext.parallelize([1], 1).map(lambda _: time.sleep(60)).collect()
-"""
-ELSEWHERE = """
 from ledger_client.spark import open_session
 with open_session("local[1]", conf={"spark.driver.memory": "512m"}) as session:
     def place(_):
         import sortedcontainers
         return sortedcontainers.__file__
-    print(session.sparkContext.parallelize([1], 1).map(place).collect()[0])
+    one = session.sparkContext.parallelize([1], 1)
+    print(SparkContext._gateway.proc.pid, one.map(place).collect()[0], flush=True)
+    one.map(lambda _: time.sleep(60)).collect()
 """
 
 
@@ -139,32 +135,27 @@ def test_a_session_knows_the_source_and_stands_alone(spark: SparkSession) -> Non
 
 @pytest.mark.slow
 @pytest.mark.real_processes
-def test_workers_take_what_is_installed_and_not_sources_in_the_current_folder(
+def test_workers_take_what_is_installed_and_an_interrupted_session_leaves_no_jvm(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "sortedcontainers.py").touch()  # an editable installation would find quire itself
-    words = [sys.executable, "-P", "-c", ELSEWHERE]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == sortedcontainers.__file__, done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.real_processes
-def test_an_interrupted_session_leaves_no_jvm() -> None:
+    """Not sources in the current folder: an editable installation would find quire itself."""
+    (tmp_path / "sortedcontainers.py").touch()
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED],
+        [sys.executable, "-P", "-c", INTERRUPTED],
+        cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment,
         start_new_session=True,
     ) as process:
         assert process.stdout is not None
-        jvm = int(process.stdout.readline())
-        time.sleep(2)  # into the job
+        jvm, place = process.stdout.readline().decode().split()
+        assert place == sortedcontainers.__file__
+        time.sleep(1)  # into the job
         process.send_signal(signal.SIGINT)
         assert process.wait(60) != 0
-    wait_until_gone([jvm])
+    wait_until_gone([int(jvm)])
 
 
 @pytest.mark.parametrize(

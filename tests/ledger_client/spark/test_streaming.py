@@ -31,6 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.real_processes, pytest.mark.xdist_gr
 DEADLINE_S = 90
 KILLED_AFTER_S = (0.5, 2.0) if VARIABLE in os.environ else (0.5,)
 """After the first commit, somewhere in a micro-batch; each of these costs a JVM."""
+STOPPED_BESIDE = 500
 KILLED_BESIDE = 1500
 """Messages that wait each time, in micro-batches of 50."""
 # A query of its own process, to be killed: it takes little at once, for as long as it lives.
@@ -285,6 +286,36 @@ def test_a_topic_made_anew_is_not_taken_for_the_old_one(
         stream.run()
 
 
+def test_a_query_that_is_stopped_midway_goes_on_where_it_was_and_writes_nothing_twice(
+    spark: SparkSession, client: BlockingClient, url: str, tmp_path: Path
+) -> None:
+    """Exactly once, from the checkpoint: what the micro-batch has written counts for nothing."""
+    topic = "st/stopped"
+    client.topics.create(topic, partitions=2, roll=RollPolicy(entries=20))
+    with client.producer(topic, router="round-robin", batch_messages=5) as producer:
+        producer.send_many([b"x"] * STOPPED_BESIDE)
+        stream = Stream(spark, url, topic, tmp_path)
+        query = stream.begin({"maxMessagesPerTrigger": "50"}, now=False)
+        deadline = time.monotonic() + DEADLINE_S
+        offsets, commits = (tmp_path / "checkpoint" / name for name in ("offsets", "commits"))
+        while not _last(offsets) > _last(commits) >= 0:
+            assert query.isActive
+            assert time.monotonic() < deadline
+        query.stop()
+        assert _last(commits) < STOPPED_BESIDE // 50 - 1
+        producer.send_many([b"x"] * 20)
+    stream.run()
+    check(stream, ids_of(url, topic))
+    with never_twice():
+        assert len(stream.ids()) == STOPPED_BESIDE + 20
+
+
+def _last(folder: Path) -> int:
+    """Return the number of the last micro-batch that a folder of a checkpoint has, or -1."""
+    return max((int(each.name) for each in folder.glob("[0-9]*")), default=-1)
+
+
+@pytest.mark.long
 def test_a_query_that_is_killed_goes_on_where_it_was_and_writes_nothing_twice(
     spark: SparkSession, client: BlockingClient, url: str, tmp_path: Path
 ) -> None:
