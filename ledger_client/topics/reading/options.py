@@ -182,6 +182,14 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.order == "timestamp" and not topic.timesync:
             raise BadTopic(f'{UNTIMED}; read with order="arrival"', topic=topic.name)
+        for place in (self.start, self.end):
+            check_timed(place, topic)
+
+
+def check_timed(place: Start | None, topic: TopicRecord) -> None:
+    """Raise BadTopic for a timestamp as a place in a topic whose messages have none."""
+    if isinstance(place, Timestamp) and not topic.timesync:
+        raise BadTopic(f"{UNTIMED}; name a publish time instead", topic=topic.name)
 
 
 def check_moment(

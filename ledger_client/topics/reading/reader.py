@@ -35,7 +35,7 @@ from ledger_client.topics.reading.cut_bounds import with_cuts
 from ledger_client.topics.reading.lane_ranges import LaneRange
 from ledger_client.topics.reading.lane_set import LaneSet
 from ledger_client.topics.reading.merging import MergedLanes, ReadOrder
-from ledger_client.topics.reading.options import ReadOptions, ReadSettings, Start
+from ledger_client.topics.reading.options import ReadOptions, ReadSettings, Start, check_timed
 from ledger_client.topics.reading.remaining import LaneLag, lag_behind
 from ledger_client.topics.reading.tick_feed import TopicTicks
 from ledger_client.topics.reading.topic_watch import TopicWatch
@@ -135,6 +135,8 @@ class TopicReader(Openable):
             LedgerError: the place could not be looked up.
         """
         self._merged.check_open()
+        for topic in self._topics:
+            check_timed(start, topic)
         after = inclusive == self._options.reverse
         if self._ticks is not None:
             await self._seek_timed(self._ticks, start, after=after)

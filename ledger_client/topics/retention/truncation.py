@@ -50,7 +50,7 @@ from ledger_client.topics.lanes.ledger_rows import LedgerRows, Row
 from ledger_client.topics.positions import LaneRef, Place
 from ledger_client.topics.reading.lane_ranges import KnownLane, LaneStart
 from ledger_client.topics.reading.lane_set import LaneSet, narrow
-from ledger_client.topics.reading.options import UNTIMED, ReadOptions, Start
+from ledger_client.topics.reading.options import ReadOptions, Start, check_timed
 from ledger_client.topics.reading.place_finder import PlaceFinder
 from ledger_client.topics.retention.holdings import (
     HeldLedger,
@@ -70,7 +70,7 @@ from ledger_client.topics.retention.lane_parts import (
     ledger_parts,
     part_ops,
 )
-from ledger_client.topics.times import EventTime, Timestamp
+from ledger_client.topics.times import EventTime
 from metadata.pointers import settle_topic
 from metadata.store import Op
 from metadata.topics import REMOVED_MAX, TopicRecord, writer_lease
@@ -339,8 +339,8 @@ class Truncation:
                 "it is not ordered by event time: name a time of writing, a message or a position",
                 topic=topic.name,
             )
-        if not topic.timesync and any(isinstance(at, Timestamp) for at in (start, stop)):
-            raise BadTopic(f"{UNTIMED}; name a publish time instead", topic=topic.name)
+        for place in (start, stop):
+            check_timed(place, topic)
 
     async def plan(self) -> Truncated:
         """Return the outcome without deleting. Raises as Topics.truncate, except TopicBusy."""

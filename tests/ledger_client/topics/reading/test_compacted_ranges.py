@@ -48,7 +48,7 @@ async def test_spans_and_readers_agree_for_all_bounds(
     autojump_clock: MockClock, order: str
 ) -> None:
     """PS-37, PS-38: what Spark reads of a compacted topic is what a reader reads."""
-    async with laid_topic(order=order) as topic:
+    async with laid_topic(order=order, timesync=True) as topic:
         lane = await keyed_lane(topic)
         await lay_set(topic, ledgers=3)
         await compare(topic, {})

@@ -146,7 +146,7 @@ def ids_of(messages: Sequence[object]) -> list[MessageId]:
 
 async def test_times_and_versions_are_places_in_what_is_left(autojump_clock: MockClock) -> None:
     """PS-38, TB-36: the first message at a time, or the first one left behind it."""
-    async with laid_topic(order="event-time") as topic:
+    async with laid_topic(order="event-time", timesync=True) as topic:
         lane = await keyed_lane(topic)
         await lay_set(topic, ledgers=3)
         (wanted,) = expected([lane], 3)
@@ -334,7 +334,7 @@ async def test_whatever_is_compacted_and_removed_meanwhile_the_latest_of_every_k
 async def test_a_ledger_of_the_set_that_is_gone_is_told_and_never_replaced_by_raw_messages(
     autojump_clock: MockClock,
 ) -> None:
-    async with laid_topic() as topic:
+    async with laid_topic(timesync=True) as topic:
         await keyed_lane(topic)
         made = await lay_set(topic, ledgers=3, entry_messages=1, ledger_entries=2)
         await remove_ledger(topic, made.ledgers[1].ledger_id)

@@ -115,7 +115,7 @@ async def test_times_bound_as_they_bound_readers(
     autojump_clock: MockClock, kind: Callable[[int], Time], order: str
 ) -> None:
     chance = random.Random(5)
-    async with laid_topic(order=order) as topic:
+    async with laid_topic(order=order, timesync=True) as topic:
         lane = topic.lane()
         stamp, time = 0, 0
         for ledger in range(3):

@@ -138,7 +138,7 @@ def test_timestamps_are_found_as_by_reading_everything(
 ) -> None:
     async def check() -> None:
         async with memory_cluster(1) as cluster, cluster.client() as client:
-            lane = LaidTopic(cluster, client).lane()
+            lane = LaidTopic(cluster, client, timesync=True).lane()
             await lay(lane, ledgers, stamped=True, open_last=open_last)
             found = await read(client, start=Timestamp(stamp))
             first = first_at(lane.messages, lambda sent: sent.timestamp >= stamp)

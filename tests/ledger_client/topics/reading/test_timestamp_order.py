@@ -14,6 +14,7 @@ from trio.testing import MockClock
 from ledger_client import Client, MessageId, Producer, Timestamp
 from ledger_client.errors import BadTopic, Gap, NoSuchTopic
 from ledger_client.topics.messages import Message
+from ledger_client.topics.reading.range_plan import plan_read
 from ledger_client.topics.reading.reader import TopicReader
 
 TOPIC = "shop/orders"
@@ -323,3 +324,23 @@ async def test_a_topic_without_timesync_has_no_such_order(autojump_clock: MockCl
         with pytest.raises(BadTopic, match="without timesync"):
             async with place.client.reader(OTHER, order="timestamp"):
                 pass
+
+
+async def test_a_timestamp_is_no_place_in_a_topic_without_timesync(
+    autojump_clock: MockClock,
+) -> None:
+    """Nothing there has one: all would be passed over."""
+    async with shop() as place:
+        client = place.client
+        await client.topics.create(OTHER)
+        for settings in ({"start": Timestamp(1)}, {"end": Timestamp(1)}):
+            with pytest.raises(BadTopic, match="name a publish time"):
+                async with client.reader(OTHER, **settings):  # type: ignore[arg-type]
+                    pass
+            with pytest.raises(BadTopic, match="name a publish time"):
+                await plan_read(client._context, OTHER, **settings)  # type: ignore[arg-type]
+        async with client.reader([TOPIC, OTHER]) as reader:
+            position = reader.position()
+            with pytest.raises(BadTopic, match=f"{OTHER}: its messages have no timestamps"):
+                await reader.seek(Timestamp(1))
+            assert reader.position() == position
