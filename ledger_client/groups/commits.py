@@ -16,7 +16,7 @@ import trio
 
 from ledger_client.errors import CommitRefused, LedgerError, MetadataUnavailable
 from ledger_client.groups.lapses import Lapses
-from ledger_client.groups.progress import Progress
+from ledger_client.groups.progress import Progress, all_lanes
 from ledger_client.topics.positions import Place, Places
 from metadata.groups.assignment import Part
 
@@ -73,6 +73,14 @@ class Commits:
             await self._news.wait()
             self._news = trio.Event()
             await self._store_started()
+
+    def whole(self, places: PartPlaces) -> PartPlaces:
+        """Return *places* with every lane that has progress: those left out begin at EARLIEST."""
+        found: dict[Part, Places] = {}
+        for part, lanes in places.items():
+            started = self._storing.get(part, {}).keys() | self._started.get(part, {}).keys()
+            found[part] = all_lanes(self._progress.lanes(part) | started, lanes)
+        return found
 
     def start(self, places: PartPlaces, *, explicit: bool = False) -> None:
         """Commit these places soon. *explicit*: they may go back, and are checked."""

@@ -33,13 +33,13 @@ from ledger_client.groups.partitions import Partitions
 from ledger_client.groups.shared import Shared
 from ledger_client.groups.sources import OpenDead
 from ledger_client.groups.turns import Turns
-from ledger_client.groups.wanted import wanted_topics
+from ledger_client.groups.wanted import Subscribed, wanted_topics
 from ledger_client.opening import Openable
 from ledger_client.options import check_timeout
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.messages import Message
 from ledger_client.topics.positions import LanePlace, Position
-from metadata.groups.rows import MemberRecord, Wanted
+from metadata.groups.rows import MemberRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,7 +61,7 @@ class GroupConsumer(Openable):
         self,
         context: TopicContext,
         options: ConsumerOptions,
-        wanted: Wanted,
+        subscribed: Subscribed,
         heartbeats: Heartbeats,
         nursery: trio.Nursery,
         open_dead: OpenDead,
@@ -75,7 +75,7 @@ class GroupConsumer(Openable):
         self._membership = Membership(
             context,
             options,
-            wanted,
+            subscribed.wanted,
             heartbeats,
             progress=self._taken,
             apply=self._apply,
@@ -85,7 +85,8 @@ class GroupConsumer(Openable):
         self._partitions = Partitions(
             context,
             options,
-            wanted.topics,
+            subscribed.wanted.topics,
+            subscribed.uids,
             self._membership.rows,
             nursery,
             on_arrival=self._arrive,
@@ -193,8 +194,9 @@ class GroupConsumer(Openable):
 
         Args:
             what: a message, to go on after it; or places, as position() returned them, which may
-                lie before what was committed. Default: all messages that were handed out; in
-                on_revoked, those that the application is done with.
+                lie before what was committed. Lanes of their partitions that they do not name begin
+                at their first message, as in seek(). Default: all messages that were handed out;
+                in on_revoked, those that the application is done with.
 
         A place that is committed already may be committed again. Other places than those of
         position(), as it is now, are looked up, if they lie ahead of it or within a batch: that
@@ -204,7 +206,7 @@ class GroupConsumer(Openable):
             BadGroup: nothing was asked for yet, and there are no partitions.
             BadTopic: a place is behind the end of its lane, ledger or batch; nothing was committed.
             CommitRefused: partitions are another member's by now; their messages come again. The
-                rest was committed.
+                rest was committed. Of EARLIEST, only if the group has gone on from there.
             MemberRemoved: as poll().
             MetadataUnavailable: the store did not answer in time; it may have been committed.
             LedgerError: a place could not be looked up; or a commit that commit_nowait() started
@@ -231,15 +233,16 @@ class GroupConsumer(Openable):
     def position(self) -> Position:
         """Return the position, a place in each lane, after the messages that were handed out.
 
-        A lane that is not there begins at its first message.
+        It names each partition of this consumer. A lane that is not there begins at its first
+        message that is left; so do all lanes of a partition that has lane 0 at EARLIEST, alone.
         """
         return self._exclusive(NO_PLACES).position()
 
     def committed(self) -> Position:
         """Return the position at which the group goes on in this consumer's partitions.
 
-        A lane that is not there begins at its first message. A partition that is not there has
-        none, or nothing was committed in it.
+        It names lanes as position() does. Nothing was committed in a partition that has lane 0 at
+        EARLIEST, alone.
         """
         return self._exclusive(NO_PLACES).committed()
 
@@ -260,7 +263,8 @@ class GroupConsumer(Openable):
         Lanes of these partitions that *position* does not name begin at their first message.
 
         Raises:
-            CommitRefused: a partition is not this consumer's; nothing changed.
+            CommitRefused: a partition is not this consumer's, and *position* has a place in it that
+                is not EARLIEST; nothing changed.
             BadTopic: a place is behind the end of its lane, ledger or batch; nothing changed.
             MemberRemoved: as poll().
             LedgerError: the lanes, or a place, could not be looked up.
@@ -293,9 +297,11 @@ class GroupConsumer(Openable):
     async def ack(self, message: Message | Iterable[Message]) -> None:
         """Acknowledge a message of a shared group, or several; return when that is durable.
 
+        What this consumer acknowledged lately may be acknowledged again, as after a cancellation.
+
         Raises:
-            CommitRefused: other members have some of them by now, or they were acknowledged
-                before. The others are acknowledged.
+            CommitRefused: other members have some of them by now, or had. The others are
+                acknowledged.
             MetadataUnavailable: the store did not answer in time; they are acknowledged later.
         """
         shared = self._shared
@@ -374,6 +380,7 @@ class GroupConsumer(Openable):
         await self._membership.join()
         self._nursery.start_soon(self._delivery.run)
         self._nursery.start_soon(self._membership.run)
+        self._nursery.start_soon(self._partitions.deletions.look_at_unread)
         if self._options.auto_commit_s is not None:
             self._nursery.start_soon(self._commit_sometimes, self._options.auto_commit_s or 0.01)
 
@@ -471,9 +478,11 @@ async def open_consumer(
     """Consume topics as a member of a group; Client.consumer() has the details."""
     options = ConsumerOptions(**settings)
     options.check()
-    wanted = await wanted_topics(context, _names_of(topics), options)
+    subscribed = await wanted_topics(context, _names_of(topics), options)
     async with heartbeats.held() as beats, Background() as nursery:
-        consumer = GroupConsumer(context, options, wanted, beats, nursery, open_dead, open_ticks)
+        consumer = GroupConsumer(
+            context, options, subscribed, beats, nursery, open_dead, open_ticks
+        )
         await consumer._open()
         is_done = False
         try:

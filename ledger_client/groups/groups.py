@@ -21,6 +21,7 @@ from ledger_client.groups.progress import (
     StoredPlaces,
     by_part,
     encode_progress,
+    position_in,
     read_all_progress,
 )
 from ledger_client.groups.share_rows import shares_in
@@ -140,8 +141,9 @@ class Groups:
         """Return the position at which a group goes on in these topics.
 
         By default in all in which it has progress. A lane that is not there begins at its first
-        message. Members of a shared group may have messages before it. Raises BadGroup
-        for a name that is none, NoSuchTopic, MetadataUnavailable.
+        message; lane 0 at EARLIEST stands for a partition of which nothing was consumed. Members
+        of a shared group may have messages before it. Raises BadGroup for a name that is none,
+        NoSuchTopic, MetadataUnavailable.
         """
         check_name(group)
         chosen = await GroupLanes(self._context, group).topics(topics)
@@ -152,7 +154,8 @@ class Groups:
     ) -> None:
         """Store the progress of a program that is no member, such as a query of Spark.
 
-        A group that does not exist is founded. A lane's place only rises, unless *goes_back*.
+        A group that does not exist is founded. A lane's place only rises, unless *goes_back*: then
+        lanes of these partitions that *position* does not name begin at their first message.
         Returns when the progress is durable. Of more than 120 partitions, some may be stored if
         this fails.
 
@@ -168,11 +171,12 @@ class Groups:
         named = {each.uid: each.topic for each in position}
         parts = [ExportedPartition.of(named[part.topic], part, wanted[part]) for part in wanted]
         await self._checked_topics(group, parts)
-        await self._commit(group, wanted, goes_back=goes_back)
+        await self._commit(group, wanted, goes_back=goes_back, is_whole=goes_back)
 
     async def _commit(
-        self, group: str, wanted: Mapping[Part, Places], *, goes_back: bool = False
+        self, group: str, wanted: Mapping[Part, Places], *, goes_back: bool, is_whole: bool
     ) -> None:
+        """Commit. *is_whole*: lanes that are not named begin at their first message."""
         for _ in range(ATTEMPTS_MAX):
             version = await self._idle_version(group)
             if version is None:
@@ -182,7 +186,7 @@ class Groups:
             puts: list[Put] = []
             for part, lanes in sorted(wanted.items()):
                 row = stored.get(part, StoredPlaces({}, ABSENT))
-                after = _moved(row.places, lanes, goes_back=goes_back)
+                after = _moved({} if is_whole else row.places, lanes, goes_back=goes_back)
                 if after != row.places or row.version == ABSENT:
                     puts.append(Put(progress_key(group, part), encode_progress(after), row.version))
             try:
@@ -437,12 +441,13 @@ class Groups:
 async def commit_read(
     groups: Groups, group: str, position: Sequence[LanePlace], *, goes_back: bool = False
 ) -> None:
-    """Commit as Groups.commit(), but look no place up: a reader returned all of them.
+    """Commit what a reader returned, as Groups.commit() but for two things.
 
-    A look costs a read for each lane.
+    No place is looked up, which would cost a read for each lane. And lanes that *position* does not
+    name stay as they are: the reader may read some lanes of a partition only.
     """
     check_name(group)
-    await groups._commit(group, by_part(position), goes_back=goes_back)
+    await groups._commit(group, by_part(position), goes_back=goes_back, is_whole=False)
 
 
 def check_name(group: str) -> None:
@@ -470,7 +475,7 @@ def _check_mode(group: str, record: GroupRecord) -> None:
 
 
 def _moved(stored: Places, wanted: Places, *, goes_back: bool) -> dict[int, Place]:
-    """Return the stored places with those of *wanted* that lie further on."""
+    """Return the stored places with those of *wanted* that lie further on, or all of *wanted*."""
     after = dict(stored)
     for lane, place in wanted.items():
         if goes_back or lane not in after or after[lane].at < place.at:
@@ -481,9 +486,5 @@ def _moved(stored: Places, wanted: Places, *, goes_back: bool) -> dict[int, Plac
 def _position(places: Mapping[Part, Places], topics: Iterable[TopicRecord]) -> Position:
     """Return the places in these topics."""
     names = {topic.uid: topic.name for topic in topics}
-    return Position(
-        LanePlace(names[part.topic], part.topic, part.partition, lane, place)
-        for part, lanes in sorted(places.items())
-        if part.topic in names
-        for lane, place in sorted(lanes.items())
-    )
+    chosen = {part: lanes for part, lanes in places.items() if part.topic in names}
+    return position_in(chosen, lambda part: names[part.topic])

@@ -46,6 +46,8 @@ class Held:
         return bool(self.waiting) and self.waiting.peekitem(0)[0] < spot
 
 
+ACKED_MAX = 10_000
+"""Entries of which it is known which messages this member acknowledged."""
 _READY, _HANDED = int(State.READY), int(State.HANDED)
 
 
@@ -82,6 +84,8 @@ class Holdings:
         self._paused: set[Part] = set()
         self._aside: list[Run] = []
         self._held: dict[Key, Held] = {}
+        self._acked: dict[tuple[int, int], int] = {}
+        """by ledger and entry, a bit for each message that this member acknowledged"""
 
     # --- shares --------------------------------------------------------------------------
 
@@ -111,6 +115,8 @@ class Holdings:
         share.states = bytearray([State.DONE]) * len(share.states)
         for entry in share.entry_ids():
             at = (share.record.ledger_id, entry)
+            if not share.is_stored:  # so acknowledgements of it may be lost
+                self._acked.pop(at, None)
             others = [each for each in self._entries[at] if each is not share]
             if others:
                 self._entries[at] = others
@@ -212,6 +218,24 @@ class Holdings:
         if self._is_watched:
             self._changed.set()
         self._on_room()
+
+    def acknowledge(self, share: Share, index: int, message: Message) -> None:
+        """Note that the application is done with a message."""
+        self.finish(share, index)
+        at = (message.id.ledger_id, message.id.entry_id)
+        self._acked[at] = self._acked.get(at, 0) | 1 << max(message.id.batch_index, 0)
+        if len(self._acked) > ACKED_MAX:
+            del self._acked[next(iter(self._acked))]
+
+    def acknowledged(self, message: Message) -> list[Share] | None:
+        """Return the shares that have, or had, a message that was acknowledged here.
+
+        `None`: it was not, or too long ago, or others may have it since.
+        """
+        at = (message.id.ledger_id, message.id.entry_id)
+        if not self._acked.get(at, 0) >> max(message.id.batch_index, 0) & 1:
+            return None
+        return self._entries.get(at, [])
 
     def wait(self, share: Share, index: int, state: State, reason: str = "") -> None:
         """Let a message wait to be delivered again, and later ones of its key behind it."""

@@ -22,7 +22,7 @@ from ledger_client.groups.commits import Commits
 from ledger_client.groups.lapses import Lapses, beyond
 from ledger_client.groups.options import TopicPartition
 from ledger_client.groups.partitions import Partitions, Revocation
-from ledger_client.groups.progress import Progress, by_part
+from ledger_client.groups.progress import Progress, by_part, is_begin, position_in
 from ledger_client.groups.turns import EVENTS, Turns, as_events
 from ledger_client.topics.messages import (
     CollectionPaused,
@@ -303,14 +303,7 @@ class InOrder:
 
     def position(self) -> Position:
         """Return the place in each lane after the messages that were handed out."""
-        return self._position(self._places(consumed=False))
-
-    def _position(self, places: Mapping[Part, Places]) -> Position:
-        return Position(
-            LanePlace(self._partitions.topic_of(part), part.topic, part.partition, lane, place)
-            for part, lanes in sorted(places.items())
-            for lane, place in sorted(lanes.items())
-        )
+        return position_in(self._places(consumed=False), self._partitions.topic_of)
 
     # --- progress ------------------------------------------------------------------------
 
@@ -397,7 +390,7 @@ class InOrder:
         if isinstance(what, Message):
             part, lane, place = self._after(what, revoking)
             return {part: {lane: place}}
-        return by_part(what)
+        return self._commits.whole(by_part(what))
 
     def _interrupt(self) -> None:
         """Let the application's next call raise what a commit has failed with."""
@@ -424,14 +417,15 @@ class InOrder:
     def committed(self) -> Position:
         """Return the places at which the group goes on in this consumer's partitions."""
         parts = self._partitions.active
-        return self._position({part: self._progress.committed(part) or {} for part in parts})
+        places = {part: self._progress.committed(part) or {} for part in parts}
+        return position_in(places, self._partitions.topic_of)
 
     async def seek(self, position: Sequence[LanePlace]) -> None:
         """Go on from these places. Raises as GroupConsumer.seek()."""
-        places = by_part(position)
-        parts = set(places)
-        if strange := parts - self._partitions.active:
+        named, active = by_part(position), self._partitions.active
+        if strange := {part for part in named.keys() - active if not is_begin(named[part])}:
             raise self._partitions.refusal(strange)
+        places = {part: lanes for part, lanes in named.items() if part in active}
         await self._partitions.check(places)
         await self._partitions.move(places)
         self._go_on(places)

@@ -19,9 +19,8 @@ from ledger_client.topics.context import TopicContext
 from ledger_client.topics.positions import EARLIEST, LaneRef, Place, Places, is_position
 from ledger_client.topics.reading.lane_ranges import KnownLane
 from ledger_client.topics.reading.lane_set import LaneSet, narrow
-from ledger_client.topics.reading.options import UNTIMED, ReadOptions, Start
+from ledger_client.topics.reading.options import ReadOptions, Start, check_timed
 from ledger_client.topics.reading.place_finder import row_of_message
-from ledger_client.topics.times import Timestamp
 from metadata.groups.assignment import Part
 from metadata.groups.rows import (
     SLOTS,
@@ -105,13 +104,13 @@ class GroupLanes:
         if isinstance(start, MessageId) and len(chosen) > 1:
             chosen = [await self._topic_of(start, chosen)]
         for topic in chosen:
-            if isinstance(start, Timestamp) and not topic.timesync:
-                raise BadTopic(f"{UNTIMED}; name a publish time instead", topic=topic.name)
+            check_timed(start, topic)
             lanes = self._lanes(topic)
             known = await lanes.lanes_of(0)
             named = narrow([each.lane for each in known], start)
             known = [each for each in known if each.lane in named and _names(start, each.lane)]
             begins = await lanes.find(known, start, exact=True)
+            found |= {part: {} for part in _begun(start, topic)}
             for lane, begin in zip(known, begins, strict=True):
                 part = Part(topic.uid, lane.lane.partition)
                 places = found.setdefault(part, {})
@@ -254,6 +253,19 @@ class GroupLanes:
             topics=[topic],
             options=ReadOptions(),
         )
+
+
+def _begun(start: Start, topic: TopicRecord) -> set[Part]:
+    """Return the partitions of which *start* is a position that names a lane's first message.
+
+    They may have no lanes yet.
+    """
+    return {
+        Part(topic.uid, each.partition)
+        for each in (start if is_position(start) else ())
+        if each.uid == topic.uid and each.partition in topic.partition_indexes
+        if each.place.at == EARLIEST.at
+    }
 
 
 def _names(start: Start, lane: LaneRef) -> bool:

@@ -24,6 +24,7 @@ from ledger_client.errors import (
     MemberRemoved,
     NoSuchTopic,
 )
+from ledger_client.groups.deletions import Deletions
 from ledger_client.groups.feed import FoundLanes, OpenTicks, TopicFeed
 from ledger_client.groups.options import ConsumedLane, ConsumerOptions, OnParts, TopicPartition
 from ledger_client.groups.progress import Progress
@@ -103,6 +104,7 @@ class Partitions:
         context: the client's.
         options: the consumer's.
         names: the topics that the consumer names.
+        uids: those whose deletion the application hears of: their names, by uid.
         progress: of this member.
         nursery: for the tasks that read.
         on_arrival: called when there may be something to take.
@@ -115,6 +117,7 @@ class Partitions:
         context: TopicContext,
         options: ConsumerOptions,
         names: Sequence[str],
+        uids: Mapping[int, str],
         progress: Progress,
         nursery: trio.Nursery,
         *,
@@ -135,8 +138,7 @@ class Partitions:
         self._joined_ms = 0
         self._restarted: dict[Part, Places] = {}
         """where partitions go on whose lanes are looked up"""
-        self._deleted: list[TopicRecord] = []
-        """topics that the consumer names, and that it is to be told about"""
+        self.deletions = Deletions(context, uids, self.feeds, nursery, on_arrival)
         self._context = context
         self._options = options
         self._units = Units(options.mode)
@@ -160,6 +162,8 @@ class Partitions:
             await self._give_up(gone, holder, is_lost=row is None)
         if gained := wanted - self.active:
             await self._begin(gained, holder)
+        if row is not None:  # else they may come back
+            self.deletions.look()
         self._on_arrival()
 
     def topic_of(self, part: Part) -> str:
@@ -255,10 +259,14 @@ class Partitions:
                 self.feeds[part.topic].hold([part.partition])
 
     async def add(self, starts: dict[Part, Places]) -> None:
-        """Read partitions from these places on. Raises LedgerError."""
+        """Read partitions from these places on. Raises LedgerError, but not for deleted topics."""
         for uid in {part.topic for part in starts}:
             of_topic = {p.partition: places for p, places in starts.items() if p.topic == uid}
-            await self.feeds[uid].add(of_topic)
+            feed = self.feeds[uid]
+            try:
+                await feed.add(of_topic)
+            except NoSuchTopic:
+                self.end(feed.topic)
 
     async def check(self, places: Mapping[Part, Places]) -> None:
         """Raise BadTopic unless each place is in its lane, of partitions that are read."""
@@ -311,8 +319,7 @@ class Partitions:
         self._progress.forget(gone)
         holder.forget(gone)
         for uid in {part.topic for part in gone}:
-            if (topic := self._close_feed(uid)) and not is_lost:
-                await self._check_exists(topic)
+            self._close_feed(uid)
 
     async def _finish(
         self, told: Revocation, holder: Holder, named: Sequence[TopicPartition]
@@ -352,37 +359,19 @@ class Partitions:
         """Read a topic no longer that was deleted. Its partitions go with the next row."""
         if topic.uid in self.feeds and not self.feeds[topic.uid].is_over:
             self.feeds[topic.uid].end()
-            self._note_deleted(topic)
+        self.deletions.note(topic.uid)
 
     def raise_deleted(self) -> None:
         """Raise NoSuchTopic once for each topic that the consumer names and that was deleted."""
-        if self._deleted:
-            raise NoSuchTopic(self._deleted.pop().name)
+        self.deletions.raise_one()
 
-    def _note_deleted(self, topic: TopicRecord) -> None:
-        if topic.name in self._names and self._options.missing == "fail":
-            self._deleted.append(topic)
-            self._on_arrival()
-
-    async def _check_exists(self, topic: TopicRecord) -> None:
-        """Notice if the topic was deleted of which the last partition is gone."""
-        with suppress(LedgerError):
-            found = await self._context.catalogue.find(topic.name)
-            if found is None or found[0].uid != topic.uid or found[0].state != "active":
-                self._note_deleted(topic)
-
-    def _close_feed(self, uid: int) -> TopicRecord | None:
-        """Forget a topic if the member has no partition of it any more.
-
-        Return it, unless it was noticed before that it was deleted.
-        """
-        if uid not in self.feeds or any(part.topic == uid for part in self.active):
-            return None
-        feed = self.feeds.pop(uid)
-        if feed.is_over:
-            return None
-        feed.end()
-        return feed.topic
+    def _close_feed(self, uid: int) -> None:
+        """Forget a topic if the member has no partition of it any more: it may be deleted."""
+        if uid in self.feeds and not any(part.topic == uid for part in self.active):
+            feed = self.feeds.pop(uid)
+            if not feed.is_over:
+                feed.end()
+            self.deletions.doubt(uid)
 
     async def _begin(self, gained: set[Part], holder: Holder) -> None:
         """Read these partitions from the group's progress on."""
@@ -394,10 +383,12 @@ class Partitions:
             except BadGroup as failure:
                 self._on_failure(failure)
                 return
-            except (NoSuchTopic, CommitRefused):
+            except (NoSuchTopic, CommitRefused) as failure:
                 # There is a newer row, or soon will be: without these, or all of them come then.
                 gained -= parts
                 self._close_feed(uid)
+                if isinstance(failure, NoSuchTopic):
+                    self.deletions.note(uid)
         if not gained:
             return
         self._hold(gained)
@@ -406,8 +397,7 @@ class Partitions:
         self.active |= gained
         self.has_begun = True
         await _tell(self._options.on_assigned, self.named(gained))
-        with suppress(NoSuchTopic):  # soon the row will not have it either
-            await self._until_done(partial(holder.read, starts))
+        await self._until_done(partial(holder.read, starts))
 
     async def _until_done(self, work: Callable[[], Awaitable[T]]) -> T:
         """Return what *work* returns; try again while it fails for a reason that may pass."""
@@ -476,6 +466,7 @@ class Partitions:
         self._nursery.start_soon(feed.run)
         self.feeds[uid] = feed
         self._note_name(topic)
+        self.deletions.begin(topic)
         self._context.figures.consuming(self._options.group, topic.name)  # there before it counts
         return feed
 

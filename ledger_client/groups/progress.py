@@ -14,7 +14,7 @@ also those of other members of the process.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import NamedTuple
@@ -25,7 +25,14 @@ import trio
 from ledger_client.background import Rounds
 from ledger_client.errors import BadTopic, CommitRefused, LedgerError
 from ledger_client.ledgers.catalogue import translated
-from ledger_client.topics.positions import LanePlace, Place, Places, Position, is_position
+from ledger_client.topics.positions import (
+    EARLIEST,
+    LanePlace,
+    Place,
+    Places,
+    Position,
+    is_position,
+)
 from ledger_client.wire.joint_changes import JointChanges
 from metadata.errors import MetadataUnavailable, VersionConflict
 from metadata.groups.assignment import Part
@@ -71,11 +78,11 @@ class Waiting(dict[int, Place]):
         """Return True unless the partition went before all of *lanes* was stored."""
         if not self.is_over:
             return True
-        if not lanes:  # nothing is lost with a partition of which nothing was read
-            return self._is_owned
-        if not lanes.keys() <= self.stored.keys():
-            return False  # even of a place at the beginning: nothing says that it was
-        pairs = [(self.stored[lane].at, place.at) for lane, place in lanes.items()]
+        if is_begin(lanes) and (not self._is_owned or (goes_back and not self.stored)):
+            return False  # it was not even asked for at the store
+        if goes_back:
+            lanes = all_lanes(self.stored, lanes)
+        pairs = [(self.stored.get(lane, EARLIEST).at, at.at) for lane, at in lanes.items()]
         return all(at == wanted if goes_back else at >= wanted for at, wanted in pairs)
 
 
@@ -152,6 +159,10 @@ class Progress:
         """Return the last known progress of a partition of this member."""
         return self._stored.get(part)
 
+    def lanes(self, part: Part) -> set[int]:
+        """Return the lanes in which something is stored, or waits for that."""
+        return {*self._stored.get(part, ()), *self._waiting.get(part, ())}
+
     def forget(self, parts: Iterable[Part]) -> None:
         """Drop what is known of partitions that the member lost."""
         for part in parts:
@@ -186,9 +197,17 @@ class Progress:
             part
             for part, lanes in sorted(places.items())
             if not waiting[part].is_stored(lanes, goes_back=goes_back)
+            and not (goes_back and await self._is_at_begin(part, lanes))
         ]
         if lost:
             raise CommitRefused(self._group, lost)
+
+    async def _is_at_begin(self, part: Part, lanes: Places) -> bool:
+        """Return True if the group has consumed nothing of *part*, and goes on at its begin."""
+        if not is_begin(lanes):
+            return False
+        stored, _ = await read_progress(self._store, self._group, part, self._timeout_s)
+        return is_begin(stored or {})
 
     async def begin(self, places: Mapping[Part, Places]) -> None:
         """Store where partitions begin that have no progress yet, and return when it is durable.
@@ -265,8 +284,14 @@ class Progress:
         return True
 
     def _beyond_stored(self, part: Part, lanes: Places) -> dict[int, Place]:
-        """Return what to store: of each lane the greater place, unless it may go back."""
-        places, back = dict(self._stored.get(part, {})), self._back.get(part, ())
+        """Return what to store: of each lane the greater place, unless it may go back.
+
+        Lanes become known until then: a commit that goes back does so in these, too.
+        """
+        back = self._back.get(part, ())
+        places = dict(self._stored.get(part, {}))
+        if back:
+            places |= dict.fromkeys(places.keys() - lanes.keys(), EARLIEST)
         for lane, place in lanes.items():
             if lane in back or lane not in places or places[lane].at < place.at:
                 places[lane] = place
@@ -381,6 +406,29 @@ def by_part(position: Sequence[LanePlace]) -> dict[Part, dict[int, Place]]:
     for each in position:
         places.setdefault(Part(each.uid, each.partition), {})[each.lane] = Place(*each.place)
     return places
+
+
+def all_lanes(known: Iterable[int], lanes: Places) -> Places:
+    """Return *lanes* with all *known* ones: those that it leaves out begin at EARLIEST."""
+    return {**dict.fromkeys(known, EARLIEST), **lanes}
+
+
+def is_begin(lanes: Places) -> bool:
+    """Return True if all these lanes begin at their first message."""
+    return all(place.at <= EARLIEST.at for place in lanes.values())
+
+
+def position_in(places: Mapping[Part, Places], topic_of: Callable[[Part], str]) -> Position:
+    """Return the position of these places. *topic_of* returns the name of a partition's topic.
+
+    Lane 0 at EARLIEST stands for a partition without places, which begins at its first messages:
+    what goes back to the position goes back there, too.
+    """
+    return Position(
+        LanePlace(topic_of(part), part.topic, part.partition, lane, place)
+        for part, lanes in sorted(places.items())
+        for lane, place in sorted((lanes or {0: EARLIEST}).items())
+    )
 
 
 def encode_progress(lanes: Places, *, member: str = "", epoch: int = 0) -> bytes:

@@ -16,13 +16,12 @@ import math
 import secrets
 from collections import deque
 from collections.abc import Iterable, Sequence, Set
-from contextlib import suppress
 from itertools import count
 
 import trio
 
 from ledger_client.background import OneTaker
-from ledger_client.errors import CommitRefused, LedgerError, NoSuchTopic
+from ledger_client.errors import CommitRefused, LedgerError
 from ledger_client.figures import ConsumeFigures
 from ledger_client.groups.acknowledging import GONE, Saver
 from ledger_client.groups.arrivals import Arrivals, Awaited
@@ -204,6 +203,8 @@ class Shared:
     def ack(self, messages: Iterable[Message]) -> set[Share]:
         """Note that the application is done with messages; it is stored soon.
 
+        Those that it acknowledged before are as good as new ones.
+
         Raises:
             CommitRefused: another member has some of them; the others are noted.
         """
@@ -211,13 +212,15 @@ class Shared:
         lost: list[Message] = []
         for message in messages:
             found = self._holdings.find(message)
-            if found is None:
+            if found is not None:
+                share, index = found
+                self._holdings.acknowledge(share, index, message)
+                self._saver.change(share)
+                shares.add(share)
+            elif (before := self._holdings.acknowledged(message)) is not None:
+                shares.update(before)
+            else:
                 lost.append(message)
-                continue
-            share, index = found
-            self._holdings.finish(share, index)
-            self._saver.change(share)
-            shares.add(share)
         if lost:
             raise self._refusal(lost)
         return shares
@@ -421,7 +424,7 @@ class Shared:
             while starts := dict(self._begun):
                 try:
                     await self._sharing.adopt_orphans()
-                    await self._read(starts.keys() & self._begun.keys())
+                    await self._taking.read(starts.keys() & self._begun.keys())
                 except LedgerError as failure:
                     group = self._options.group
                     _log.warning("group %s: partitions not begun: %s", group, failure)
@@ -430,11 +433,6 @@ class Shared:
                 for part, places in starts.items():
                     if self._begun.get(part) is places:  # else it went, and came again
                         del self._begun[part]
-
-    async def _read(self, parts: set[Part]) -> None:
-        for uid in {part.topic for part in parts}:
-            with suppress(NoSuchTopic):  # soon the row will not have it either
-                await self._taking.read({part for part in parts if part.topic == uid})
 
     async def _adopt(self) -> None:
         await self._sharing.adopt_orphans()

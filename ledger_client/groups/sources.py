@@ -58,6 +58,9 @@ class PartSource(Protocol):
     def refusal(self, parts: Iterable[Part], reason: str) -> CommitRefused:
         """Return the error for *parts*, which names topics that are or were read."""
 
+    def end(self, topic: TopicRecord) -> None:
+        """Read a topic no longer that was deleted."""
+
     def raise_deleted(self) -> None:
         """Raise NoSuchTopic once for each topic that the consumer names and that was deleted."""
 

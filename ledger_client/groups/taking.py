@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from ledger_client.errors import CommitRefused, LedgerError, MetadataUnavailable
+from ledger_client.errors import CommitRefused, LedgerError, MetadataUnavailable, NoSuchTopic
 from ledger_client.groups.holdings import Holdings
 from ledger_client.groups.options import ConsumerOptions
 from ledger_client.groups.progress import Progress
@@ -156,7 +156,10 @@ class Taking:
         self._begun[part] = places
 
     async def read(self, parts: set[Part]) -> None:
-        """Read partitions, from where all of their slots go on. Raises LedgerError."""
+        """Read partitions, from where all of their slots go on. Deleted topics are passed over.
+
+        Raises LedgerError.
+        """
         async with self._reading:
             wanted: dict[tuple[int, int], set[Part]] = {}
             for part in parts:
@@ -172,7 +175,10 @@ class Taking:
                     self._heads[part] = dict(self._begun.pop(part))
                     self._of.setdefault((uid, partition), {})[part] = self._heads[part]
                 if heads := self._of.get((uid, partition)):
-                    await feed.add({partition: lowest(heads.values())})
+                    try:
+                        await feed.add({partition: lowest(heads.values())})
+                    except NoSuchTopic:
+                        self._partitions.end(feed.topic)
                 if (uid, partition) not in self._of:  # it went meanwhile
                     feed.drop({partition})
 
@@ -252,8 +258,12 @@ class Taking:
         feeds = list(self._partitions.feeds.values())
         while silent < len(feeds) and self._goes_on(taken):
             self._feed += 1
+            feed = feeds[self._feed % len(feeds)]
             try:
-                batch = feeds[self._feed % len(feeds)].take()
+                batch = feed.take()
+            except NoSuchTopic:
+                self._partitions.end(feed.topic)
+                batch = None
             except LedgerError as failure:
                 self._fail(failure)
                 break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ledger_client.errors import BadGroup, NoSuchTopic
 from ledger_client.groups.options import ConsumerOptions
@@ -14,10 +15,18 @@ from metadata.groups.rows import Wanted
 from metadata.topics import split_topic
 
 
+class Subscribed(NamedTuple):
+    """The names and patterns of topics, sorted and without repetition."""
+
+    wanted: Wanted
+    uids: dict[int, str]
+    """with missing="fail", the names of those that are named, by uid"""
+
+
 async def wanted_topics(
     context: TopicContext, topics: Sequence[str], options: ConsumerOptions
-) -> Wanted:
-    """Return the names and patterns of topics, sorted and without repetition.
+) -> Subscribed:
+    """Return the topics that a consumer subscribes to.
 
     Raises:
         BadGroup: a name is not valid, or there is none; or a topic has no timestamps to order by.
@@ -29,9 +38,11 @@ async def wanted_topics(
     namespaces = {_namespace(each) for each in asked}
     names = {each for each in asked if "*" not in each}
     patterns = asked - names
+    uids: dict[int, str] = {}
     if options.missing == "fail":
         for name in sorted(names):
             topic, _ = await context.catalogue.get(name)
+            uids[topic.uid] = name
             is_timed = options.order == "timestamp" or isinstance(options.start, Timestamp)
             if is_timed and not topic.timesync:
                 raise BadGroup(f"{name} is without timesync: its messages have no timestamps")
@@ -40,7 +51,7 @@ async def wanted_topics(
         if vague := sorted(each for each in namespaces if "*" in each):
             raise BadGroup(f'with_meta needs namespaces without "*", not {vague[0]}')
         names |= {events_topic(each) for each in namespaces}
-    return Wanted(topics=sorted(names), patterns=sorted(patterns))
+    return Subscribed(Wanted(topics=sorted(names), patterns=sorted(patterns)), uids)
 
 
 def _namespace(topic: str) -> str:

@@ -45,12 +45,10 @@ from metadata.groups.calls import (
     ReportNoted,
 )
 from metadata.groups.group import Change, Group, Inventory
-from metadata.groups.hosted import GroupCounts, Hosted
+from metadata.groups.hosted import GroupCounts, Hosted, check_joining
 from metadata.groups.keeps import TopicKeeps
 from metadata.groups.rows import (
     GROUPS,
-    MEMBERS_MAX,
-    WANTED_MAX,
     GroupRecord,
     MemberRecord,
     check_group,
@@ -159,6 +157,7 @@ class Office:
         while True:
             await trio.sleep(REBALANCE_S)
             await self._release()
+            await self._finish_deletions()
             if not self._knows_topics.is_set():
                 continue
             for name in list(self._groups):
@@ -177,9 +176,10 @@ class Office:
     async def _join(self, request: JoinGroup) -> GroupReply:
         self._is_needed.set()
         await self._knows_topics.wait()
+        await self._finish_deletion(request.group)
         hosted = self._hosted(request.group, request.member)
         group, now = hosted.group, trio.current_time()
-        _check_joining(group, request)
+        check_joining(group, request)
         self._check_topics(group, request)
         self._groups[request.group] = hosted
         hosted.want(request.member, request.record.run)
@@ -229,6 +229,7 @@ class Office:
             raise BadGroup(f"topic {topic} has {groups} groups, as many as it may have")
 
     async def _found(self, request: FoundGroup) -> GroupReply:
+        await self._finish_deletion(request.group)
         hosted = self._groups[request.group] = self._hosted(request.group)
         hosted.want()
         async with hosted.turn:
@@ -275,12 +276,11 @@ class Office:
         async with hosted.turn:
             if self._groups.get(request.group) is not hosted:
                 raise _no_such(request.group)
-            if hosted.group.members and not request.force:
+            if hosted.group.members and not (request.force or hosted.is_deleted):
                 count = len(hosted.group.members)
                 members = "1 member; stop it" if count == 1 else f"{count} members; stop them"
                 raise BadGroup(f"group {request.group} has {members}, or force")
-            hosted.is_deleted = True
-            await self._remove(request.group, hosted.group)
+            await self._remove(request.group, hosted)
         return GroupLeft()
 
     async def _keep(self, request: KeepGroup) -> GroupReply:
@@ -429,14 +429,38 @@ class Office:
             record, version = decode_group(group_key(name), found.value), found.version
         group.load(record, version, await self._read_members(name))
 
-    async def _remove(self, name: str, group: Group) -> None:
-        """Delete a group's rows in steps: members first, the group itself last."""
+    async def _remove(self, name: str, hosted: Hosted) -> None:
+        """Delete a group's rows in steps: members first, the group itself last.
+
+        A group of which some are left is nobody's: who joins it would go on from a part of its
+        progress. So _finish_deletion() comes first.
+        """
+        hosted.delete(trio.current_time())
         await self._clear(name)
         await self._store.transact([self.term.check, Delete(group_key(name))])
-        group.members.clear()
+        hosted.group.members.clear()
         del self._groups[name]
         self._keeps.suspect(name)
         await self._release()
+
+    async def _finish_deletion(self, name: str) -> None:
+        """Delete what is left of a group whose deletion failed. One under way is left alone."""
+        hosted = self._groups.get(name)
+        if hosted is not None and hosted.is_deleted and not hosted.turn.locked():
+            async with hosted.turn:
+                if self._groups.get(name) is hosted:
+                    await self._remove(name, hosted)
+
+    async def _finish_deletions(self) -> None:
+        """Delete what is left over of groups; a failure is left to the next time."""
+        now = trio.current_time()
+        for name in [name for name, each in self._groups.items() if each.is_left_over(now)]:
+            try:
+                await self._finish_deletion(name)
+            except LeaseLost:
+                raise
+            except MetadataError as failure:
+                _log.warning("group %s is not wholly deleted yet: %s", name, failure)
 
     async def _clear(self, name: str) -> None:
         for prefix in _prefixes(name):
@@ -556,24 +580,6 @@ def _no_such(group: str) -> BadGroup:
 
 def _prefixes(name: str) -> tuple[str, ...]:
     return members_prefix(name), wants_prefix(name), shares_prefix(name), progress_prefix(name)
-
-
-def _check_joining(group: Group, request: JoinGroup) -> None:
-    """Raise BadGroup if the member does not suit the group."""
-    named = len(request.record.wanted.topics) + len(request.record.wanted.patterns)
-    if named > WANTED_MAX:
-        raise BadGroup(f"a consumer of {named} topics and patterns; it may name {WANTED_MAX}")
-    if group.version != ABSENT and group.record.mode != request.mode:
-        raise BadGroup(
-            f"group {request.group} is used in mode {group.record.mode}, not {request.mode}; "
-            "take another name, or delete the group with its progress"
-        )
-    if request.member not in group.members and len(group.members) >= MEMBERS_MAX:
-        raise BadGroup(f"group {request.group} has {MEMBERS_MAX} members, as many as it may have")
-    member = group.members.get(request.member)
-    is_taken = member is not None and not member.left and member.joined.run != request.record.run
-    if is_taken and not request.record.is_static:
-        raise BadGroup(f"group {request.group} has a member {request.member} already")
 
 
 def _is_active(topic: TopicRecord) -> bool:

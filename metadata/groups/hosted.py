@@ -5,10 +5,14 @@ from __future__ import annotations
 import msgspec
 import trio
 
-from metadata.groups.calls import GroupState, MemberState
+from metadata.errors import BadGroup
+from metadata.groups.calls import GroupState, JoinGroup, MemberState
 from metadata.groups.group import Group
-from metadata.groups.rows import partitions_of
+from metadata.groups.rows import MEMBERS_MAX, WANTED_MAX, partitions_of
 from metadata.store import ABSENT
+
+FINISH_S = 30.0
+"""After a deletion failed, until it is finished unasked: who asked for it asks again before."""
 
 
 class GroupCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +46,15 @@ class Hosted:
         self._is_wanted = group.version != ABSENT
         self._rebalance_s = 0.0
         self._unbalanced_at: float | None = None
+        self._deleted_at = 0.0
+
+    def delete(self, now: float) -> None:
+        """Note that the group is being deleted: nothing of it counts any more."""
+        self.is_deleted, self._deleted_at = True, now
+
+    def is_left_over(self, now: float) -> bool:
+        """Return True if a deletion failed, and nobody asked for it again."""
+        return self.is_deleted and now - self._deleted_at > FINISH_S
 
     def want(self, member: str = "", run: str = "") -> None:
         """Note that this run of a member, or somebody who is none, wants the group to be there."""
@@ -100,3 +113,21 @@ class Hosted:
             rebalancing_s=0.0 if since is None else now - since,
             topics=frozenset(self.group.targeted),
         )
+
+
+def check_joining(group: Group, request: JoinGroup) -> None:
+    """Raise BadGroup if the member does not suit the group."""
+    named = len(request.record.wanted.topics) + len(request.record.wanted.patterns)
+    if named > WANTED_MAX:
+        raise BadGroup(f"a consumer of {named} topics and patterns; it may name {WANTED_MAX}")
+    if group.version != ABSENT and group.record.mode != request.mode:
+        raise BadGroup(
+            f"group {request.group} is used in mode {group.record.mode}, not {request.mode}; "
+            "take another name, or delete the group with its progress"
+        )
+    if request.member not in group.members and len(group.members) >= MEMBERS_MAX:
+        raise BadGroup(f"group {request.group} has {MEMBERS_MAX} members, as many as it may have")
+    member = group.members.get(request.member)
+    is_taken = member is not None and not member.left and member.joined.run != request.record.run
+    if is_taken and not request.record.is_static:
+        raise BadGroup(f"group {request.group} has a member {request.member} already")

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 import trio
 from group_shares import share_of
 from memory_store import MemoryStore
+from shared_shop import ORDERS, rows, send, shop
 from trio.testing import MockClock
 
+from ledger_client import CommitRefused
+from ledger_client.groups import holdings as holdings_module
 from ledger_client.groups.acknowledging import Saver
 from ledger_client.groups.holdings import Holdings
 from ledger_client.groups.share_rows import ShareRows
 from metadata.groups.shares import SHARES
-from metadata.store import Op
+from metadata.store import Op, Versions
 
 
 async def test_an_acknowledgement_during_the_store_of_another_of_its_share_is_durable(
@@ -71,3 +75,84 @@ async def test_an_acknowledgement_is_refused_if_the_member_is_removed_before_it_
         assert await saver.flush() == {share.part}
         assert await saver.flush() == set()
         nursery.cancel_scope.cancel()
+
+
+async def test_what_is_acknowledged_may_be_acknowledged_again(autojump_clock: MockClock) -> None:
+    """While its share is here, and when it is done with."""
+    async with (
+        shop() as (cluster, client),
+        client.consumer(ORDERS, group="a", mode="shared", start="earliest") as consumer,
+    ):
+        await send(client, 0, 4)
+        messages = await consumer.poll(wait_s=5)
+        while len(messages) < 4:
+            messages += await consumer.poll(wait_s=5)
+        await consumer.ack(messages[0])
+        await consumer.ack(messages[0])
+        await consumer.ack([messages[1], messages[1]])
+        consumer.ack_nowait(messages)
+        await consumer.ack(messages)
+        assert rows(cluster) == []
+        await consumer.ack(messages)
+        consumer.ack_nowait(messages[3])
+        await consumer.flush()
+
+
+async def test_an_acknowledgement_whose_wait_was_cancelled_may_be_made_again(
+    autojump_clock: MockClock,
+) -> None:
+    """Then it is durable when the call returns."""
+    async with (
+        shop() as (cluster, client),
+        client.consumer(ORDERS, group="a", mode="shared", start="earliest") as consumer,
+    ):
+        await send(client, 0, 1)
+        message = await anext(consumer)
+        transact = cluster.store.transact
+
+        async def slowly(ops: Sequence[Op]) -> Versions:
+            await trio.sleep(1)
+            return await transact(ops)
+
+        cluster.store.transact = slowly  # type: ignore[method-assign]
+        with trio.move_on_after(0.5) as cut:
+            await consumer.ack(message)
+        assert cut.cancelled_caught
+        assert rows(cluster) != []
+        await consumer.ack(message)
+        assert rows(cluster) == []
+
+
+async def test_an_acknowledgement_that_came_too_late_stays_refused(
+    autojump_clock: MockClock,
+) -> None:
+    """The message comes again: who acknowledged it must not believe that it is done."""
+    async with (
+        shop() as (cluster, client),
+        client.consumer(ORDERS, group="a", mode="shared", start="earliest") as consumer,
+    ):
+        await send(client, 0, 1)
+        message = await anext(consumer)
+        (key,) = rows(cluster)
+        await cluster.store.delete(key)
+        for _ in range(2):
+            with pytest.raises(CommitRefused, match="another member's by now"):
+                await consumer.ack(message)
+
+
+async def test_acknowledgements_are_not_remembered_for_ever(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holdings_module, "ACKED_MAX", 2)
+    async with (
+        shop() as (_, client),
+        client.consumer(ORDERS, group="a", mode="shared", start="earliest") as consumer,
+    ):
+        messages = []
+        for number in range(3):
+            await send(client, number, number + 1)
+            messages.append(await anext(consumer))
+            await consumer.ack(messages[-1])
+        await consumer.ack(messages[1:])
+        with pytest.raises(CommitRefused, match="acknowledged before"):
+            await consumer.ack(messages[0])

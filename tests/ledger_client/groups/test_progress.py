@@ -12,7 +12,7 @@ from memory_store import MemoryStore
 from trio.testing import MockClock
 
 from ledger_client import CommitRefused, MetadataUnavailable
-from ledger_client.groups.progress import Progress, read_progress
+from ledger_client.groups.progress import Progress, encode_progress, read_progress
 from ledger_client.topics.positions import EARLIEST, Place, Places
 from ledger_client.wire.joint_changes import JointChanges
 from metadata.groups.assignment import Part
@@ -296,11 +296,29 @@ async def test_not_even_the_beginning_of_another_members_partition_is_committed(
     autojump_clock: MockClock, places: Places, goes_back: bool
 ) -> None:
     store = MemoryStore()
+    own(store, 1, member="b")
+    other = Progress(store, JointChanges(store), "billing", "b", "run", timeout_s=5)
+    await other.read_row()
+    await other.commit({OTHER: {0: place(1)}})
     own(store, 0)
     progress = await opened(store)
     with pytest.raises(CommitRefused) as refused:
         await progress.commit({PART: {0: place(3)}, OTHER: places}, goes_back=goes_back)
     assert refused.value.parts == (OTHER,)
+    assert (await stored(store), await stored(store, OTHER)) == (3, 1)
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+async def test_a_partition_where_nothing_was_consumed_may_go_back_to_its_beginning(
+    autojump_clock: MockClock, is_stored: bool
+) -> None:
+    """Whoever has it: that is where its group goes on in any case."""
+    store = MemoryStore()
+    own(store, 0)
+    if is_stored:
+        store.change(progress_key("billing", OTHER), encode_progress({1: EARLIEST}))
+    progress = await opened(store)
+    await progress.commit({PART: {0: place(3)}, OTHER: {0: EARLIEST}}, goes_back=True)
     assert await stored(store) == 3
 
 
@@ -314,6 +332,47 @@ async def test_a_partition_that_goes_without_a_message_is_no_failure(
         await trio.sleep(0.5)
         progress.forget([OTHER])
     assert await stored(store) == 7
+
+
+async def test_a_commit_that_goes_back_does_so_in_lanes_that_come_to_light_when_it_is_stored(
+    autojump_clock: MockClock,
+) -> None:
+    """TD-61: the partition went elsewhere and came back, and this member saw neither."""
+    store = MemoryStore()
+    own(store, 0)
+    progress = await opened(store)
+    await progress.commit({PART: {0: place(3)}})
+    row = encode_progress({0: place(9), 1: place(2)}, member="b", epoch=2)
+    store.change(progress_key("billing", PART), row)
+    own(store, 0, epoch=3)
+    await progress.commit({PART: {0: place(1)}}, goes_back=True)
+    assert progress.committed(PART) == {0: place(1), 1: EARLIEST}
+    assert (await read_progress(store, "billing", PART, 5))[0] == {0: place(1), 1: EARLIEST}
+
+
+@pytest.mark.parametrize("known", [{}, {1: place(5)}])
+async def test_a_commit_of_the_beginning_counts_only_if_it_is_stored(
+    autojump_clock: MockClock, known: Places
+) -> None:
+    """It waits while its partition goes to another member, which has consumed of it."""
+    store, progress = await slow()
+    if known:
+        await progress.commit({OTHER: known})
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(progress.commit, {PART: {0: place(6)}})
+        await trio.sleep(0.5)
+        nursery.start_soon(refused_beginning, progress)
+        await trio.sleep(0.2)
+        progress.forget([OTHER])
+        store.change(progress_key("billing", OTHER), encode_progress({1: place(7)}, member="b"))
+        own(store, 0, epoch=2)
+    assert (await read_progress(store, "billing", OTHER, 5))[0] == {1: place(7)}
+
+
+async def refused_beginning(progress: Progress) -> None:
+    with pytest.raises(CommitRefused) as failure:
+        await progress.commit({OTHER: {0: EARLIEST}}, goes_back=True)
+    assert failure.value.parts == (OTHER,)
 
 
 async def test_commits_that_wait_together_travel_together(autojump_clock: MockClock) -> None:

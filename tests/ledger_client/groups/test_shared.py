@@ -278,7 +278,7 @@ async def test_calls_of_another_mode_are_refused(autojump_clock: MockClock) -> N
                 consumer.position()
             await consumer.ack(message)
             with pytest.raises(CommitRefused, match=f"partition 0 of {ORDERS}: their messages"):
-                await consumer.ack(message)
+                consumer.extend(message)
             with pytest.raises(BadGroup, match="delay_s -1"):
                 consumer.nack(message, delay_s=-1)
             with pytest.raises(TypeError, match="reason takes a text, not 3"):

@@ -274,8 +274,9 @@ def test_a_thread_acknowledges_with_every_call(client: BlockingClient) -> None:
         consumer.nack(fifth, delay_s=0)
         (again,) = consumer.poll(wait_s=10)
         assert (again.value, consumer.deliveries(again)) == (b"4", 2)
+        consumer.ack(first)
         with pytest.raises(CommitRefused):
-            consumer.ack(first)
+            consumer.extend(first)
     with client.consumer(TOPIC, group="mail", mode="shared") as consumer:
         assert sorted(values(consumer.poll(wait_s=10))) == [3, 4]
 

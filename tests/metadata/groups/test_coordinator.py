@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 
 import msgspec
 import pytest
 import trio
+from coordinator_rig import SESSION_S, Rig, candidate, led
 from leases import grant
 from memory_store import MemoryStore
 from trio.testing import MockClock
@@ -15,13 +15,10 @@ from trio.testing import MockClock
 from metadata.errors import BadGroup, LeaseLost, MetadataUnavailable, NotLeader
 from metadata.groups.assignment import Part
 from metadata.groups.calls import (
-    Beat,
     DeleteGroup,
     DescribeGroups,
     FoundGroup,
-    GroupJoined,
     GroupPage,
-    GroupState,
     JoinGroup,
     KeepGroup,
     LeaveGroup,
@@ -31,92 +28,16 @@ from metadata.groups.calls import (
 from metadata.groups.coordinator import GROUPS_OF_TOPIC_MAX, REBALANCE_S, Coordinator
 from metadata.groups.rows import (
     MemberRecord,
-    Mode,
     ProgressRecord,
     Wanted,
-    decode_member,
     group_key,
     member_key,
-    members_prefix,
     parts_of,
     progress_key,
 )
-from metadata.leadership import Leadership, Term
-from metadata.records import COORDINATOR, Leader, encode_record
+from metadata.leadership import Term
+from metadata.records import COORDINATOR
 from metadata.store import Check, Op, Put, Versions
-from metadata.topics import TopicRecord, encode_row, topic_key
-
-SESSION_S = 12.0
-
-
-class Rig:
-    """A store with a topic of four partitions, and a coordinator that leads."""
-
-    def __init__(self, store: MemoryStore, coordinator: Coordinator) -> None:
-        self.store = store
-        self.coordinator = coordinator
-
-    async def topic(self, name: str, uid: int, partitions: int) -> None:
-        record = TopicRecord(name=name, uid=uid, partitions=partitions)
-        await self.store.put(topic_key(name), encode_row(record))
-
-    async def join(
-        self, member: str, run: str = "run", *topics: str, mode: Mode = "exclusive"
-    ) -> int:
-        wanted = Wanted(topics=list(topics) or ["shop/orders"])
-        record = MemberRecord(epoch=0, run=run, wanted=wanted)
-        reply = await self.coordinator.answer(JoinGroup("billing", member, record, mode))
-        assert isinstance(reply, GroupJoined)
-        return reply.epoch
-
-    async def beat(self, member: str, run: str = "run", *, applied: int = 0) -> bool:
-        request = ReportIn([Beat("billing", member, run, applied)])
-        reply = await self.coordinator.answer(request)
-        assert isinstance(reply, ReportNoted)
-        return reply.answers[0].is_member
-
-    async def live(self, seconds: float, *members: str) -> None:
-        """Let time pass in which members apply their rows and report in."""
-        for _ in range(round(seconds)):
-            await trio.sleep(1)
-            for member in members:
-                row = await self.row(member)
-                await self.beat(member, applied=row.epoch)
-
-    async def row(self, member: str) -> MemberRecord:
-        key = member_key("billing", member)
-        found = await self.store.get(key)
-        assert found is not None
-        return decode_member(key, found.value)
-
-    async def parts(self, member: str) -> set[int]:
-        return {part.partition for part in parts_of((await self.row(member)).parts)}
-
-    async def members(self) -> set[str]:
-        prefix = members_prefix("billing")
-        return {key.removeprefix(prefix) for key, _ in await self.store.list(prefix)}
-
-    async def state(self) -> GroupState:
-        page = await self.coordinator.answer(DescribeGroups(group="billing"))
-        assert isinstance(page, GroupPage)
-        return page.groups[0]
-
-
-def candidate(store: MemoryStore, name: str) -> Leadership:
-    value = encode_record(Leader(name, f"{name}:3181", 0))
-    return Leadership(store, COORDINATOR, name, value=lambda: value)
-
-
-@asynccontextmanager
-async def led() -> AsyncIterator[Rig]:
-    store = MemoryStore()
-    rig = Rig(store, Coordinator(store))
-    await rig.topic("shop/orders", 1, 4)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(candidate(store, "b1").run, rig.coordinator.lead)
-        await trio.sleep(1)
-        yield rig
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_member_is_stored_when_its_join_returns_and_has_everything_soon(
@@ -287,12 +208,6 @@ async def test_a_group_keeps_its_mode(autojump_clock: MockClock) -> None:
         assert (await rig.state()).mode == "shared"
 
 
-async def rows_of_group(rig: Rig) -> list[str]:
-    """The keys of the group and of what belongs to it."""
-    prefixes = ("groups/", "group-members/", "progress/")
-    return [key for prefix in prefixes for key, _ in await rig.store.list(prefix)]
-
-
 async def test_who_could_begin_nothing_takes_the_group_along_that_it_founded(
     autojump_clock: MockClock,
 ) -> None:
@@ -303,9 +218,9 @@ async def test_who_could_begin_nothing_takes_the_group_along_that_it_founded(
         assert await rig.members() == {"a"}
         for _ in range(2):  # as the answer may be lost
             await rig.coordinator.answer(LeaveGroup("billing", "a", "run", in_vain=True))
-            assert await rows_of_group(rig) == []
+            assert await rig.rows() == []
         await trio.sleep(20)
-        assert await rows_of_group(rig) == []
+        assert await rig.rows() == []
         await rig.join("b", mode="shared")
         await rig.live(3, "b")
         assert await rig.parts("b") == {0, 1, 2, 3}
@@ -384,7 +299,7 @@ async def test_a_group_goes_once_though_the_store_does_not_answer(
         await rig.coordinator.answer(LeaveGroup("billing", "a", "run", in_vain=True))
         rig.store.transact = transact  # type: ignore[method-assign]
         await trio.sleep(20)
-        assert await rows_of_group(rig) == []
+        assert await rig.rows() == []
 
 
 async def test_progress_that_its_only_member_stores_as_it_goes_goes_with_the_group(
@@ -402,7 +317,7 @@ async def test_progress_that_its_only_member_stores_as_it_goes_goes_with_the_gro
 
         rig.store.transact = store_progress_before  # type: ignore[method-assign]
         await rig.coordinator.answer(LeaveGroup("billing", "a", "run", in_vain=True))
-        assert await rows_of_group(rig) == []
+        assert await rig.rows() == []
 
 
 @pytest.mark.parametrize("founded", [True, False])
