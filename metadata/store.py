@@ -43,16 +43,17 @@ been made, or may be made later.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 import trio
 
-from metadata.errors import MetadataBroken
+from metadata.errors import MetadataBroken, MetadataError
 from metadata.watch import Changes as Changes, Watches
 
+T = TypeVar("T")
 ABSENT = 0
 """The version of a key that does not exist."""
 KEY_SIZE_MAX = 512
@@ -314,6 +315,28 @@ async def leases_under(store: MetadataStore, prefix: str) -> Leases:
         page = await store.leases(prefix, after=page[-1].name)
         found += page
     return found
+
+
+async def together(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    """Return the results of reads that wait together, which a store answers faster.
+
+    The caller bounds their number. Raises the first MetadataError, once all have ended.
+    """
+    results: dict[int, T] = {}
+    failures: list[MetadataError] = []
+
+    async def make(number: int, call: Callable[[], Awaitable[T]]) -> None:
+        try:
+            results[number] = await call()
+        except MetadataError as failure:
+            failures.append(failure)
+
+    async with trio.open_nursery() as nursery:
+        for number, call in enumerate(calls):
+            nursery.start_soon(make, number, call)
+    if failures:
+        raise failures[0]
+    return [results[number] for number in range(len(calls))]
 
 
 # --- limits ------------------------------------------------------------------------------

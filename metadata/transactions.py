@@ -13,6 +13,8 @@ next one takes over. A savepoint keeps the changes apart, so the refusal of one 
 alone. Whenever SQLite itself refuses something, the transaction is rolled back, and each of its
 changes is made by itself: a value that does not fit the disk takes no other change with it.
 Whatever goes wrong, each change that the thread took has an outcome when the thread ends.
+
+Reads share a transaction in the same way, without savepoints: it begins after all were asked for.
 """
 
 from __future__ import annotations
@@ -114,7 +116,7 @@ class Transactions:
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Return the result of *work*, which sees one state of the store.
 
-        Reads that wait together are made in one visit to the thread, each in its transaction.
+        Reads that wait together are made in one visit to the thread, and in one transaction.
         """
         return await self._queue(READ, work)
 
@@ -232,8 +234,9 @@ class Transactions:
         return taken
 
     def _make(self, taken: Sequence[_Change[Any]]) -> None:
-        shared = len(taken) > 1 and all(change.begin == CHANGE for change in taken)
-        if not (shared and self._make_together(taken)):
+        begin = taken[0].begin if taken else READ
+        shared = len(taken) > 1 and all(change.begin == begin for change in taken)
+        if not (shared and self._make_together(begin, taken)):
             for change in taken:
                 self._make_alone(change)
 
@@ -245,7 +248,7 @@ class Transactions:
         else:
             change.settle(result, None)
 
-    def _make_together(self, taken: Sequence[_Change[Any]]) -> bool:
+    def _make_together(self, begin: str, taken: Sequence[_Change[Any]]) -> bool:
         """Make the changes in one transaction; False if none was made, and none settled.
 
         Raises what rolling back raises; then the outcome of all of them is that.
@@ -255,9 +258,10 @@ class Transactions:
             return False
         committing = False
         try:
-            self._begin(CHANGE, left_s)
-            outcomes = [self._make_inside(change) for change in taken]
-            committing = True
+            self._begin(begin, left_s)
+            make = self._make_inside if begin == CHANGE else self._look_inside
+            outcomes = [make(change) for change in taken]
+            committing = begin == CHANGE
             self._connection.execute("COMMIT")
         except sqlite3.Error as error:
             if not (committing and error_code(error) == sqlite3.SQLITE_IOERR):
@@ -284,6 +288,15 @@ class Transactions:
             self._connection.execute("ROLLBACK TO one")
         self._connection.execute("RELEASE one")
         return result, refusal
+
+    def _look_inside(self, read: _Change[T]) -> tuple[T | None, Exception | None]:
+        """Make one read. Raises what SQLite itself refuses."""
+        try:
+            return read.work(self._connection), None
+        except sqlite3.Error:
+            raise
+        except Exception as error:  # noqa: BLE001 - for the task that waits
+            return None, error
 
     # --- one transaction ---------------------------------------------------------------
 

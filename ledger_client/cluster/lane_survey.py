@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import NoReturn
 
@@ -32,7 +33,7 @@ from metadata.leadership import holder
 from metadata.ledger_changes import KeyChanges
 from metadata.listings import Listing
 from metadata.pointers import all_lane_rows
-from metadata.store import PAGE_COUNT_MAX, MetadataStore, leases_under, pages
+from metadata.store import PAGE_COUNT_MAX, MetadataStore, leases_under, pages, together
 from metadata.topics import (
     LANE_LEDGERS,
     LANES,
@@ -59,6 +60,8 @@ SWEEP_REST_RATIO = 50
 """And it lasts at least this many times as long as the sweep."""
 STEP_COUNT = 100
 """Lanes that one step reads."""
+OWNERS_MAX = 64
+"""Lanes whose writers are read at once."""
 PENDING_MAX = 100_000
 """Lanes that wait to be read; beyond, all are swept."""
 _log = logging.getLogger(__name__)
@@ -304,12 +307,13 @@ class LaneSurvey:
                 for place in now ^ topic.owned:
                     self.index.set_owned(topic, place, owned=place in now)
             self._all.discard(WRITERS)
-        for each in list(self._owners):
-            self._owners.discard(each)
+        lanes = iter(list(self._owners))
+        while some := list(islice(lanes, OWNERS_MAX)):
+            self._owners.difference_update(some)
             try:
-                await self._read_owner(each)
+                await together([partial(self._read_owner, each) for each in some])
             except MetadataError:
-                self._owners.add(each)
+                self._owners.update(some)
                 raise
 
     async def _read_owner(self, lane: LaneKey) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import TracebackType
 from typing import TypeVar
 
 import trio
@@ -45,8 +46,36 @@ from metadata.watch import Listener
 T = TypeVar("T")
 
 
-@contextmanager
-def translated(limit_s: float) -> Iterator[None]:
+class _Translated:
+    """translated(), as a class: every call has one, and a generator would take twice the time."""
+
+    __slots__ = ("_limit", "_limit_s")
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+
+    def __enter__(self) -> None:
+        self._limit = limited(self._limit_s)
+        self._limit.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        is_late = isinstance(error, trio.TooSlowError)
+        try:
+            self._limit.__exit__(kind, error, trace)
+        except trio.TooSlowError:
+            is_late = True
+        if is_late:
+            raise MetadataUnavailable(f"metadata: no answer in {self._limit_s:g} s") from None
+        if isinstance(error, MetadataError) and not isinstance(error, _PASSED):
+            raise MetadataBroken(f"metadata: {error}") from error
+
+
+def translated(limit_s: float) -> AbstractContextManager[None, None]:
     """Limit the block to *limit_s*, and raise errors of the store as public ones.
 
     VersionConflict, LeaseLost and SessionOver pass unchanged: the code that makes a change
@@ -57,17 +86,10 @@ def translated(limit_s: float) -> Iterator[None]:
         AccessDenied: a bookie refuses the caller.
         MetadataBroken: the store refuses, or what it holds is damaged.
     """
-    try:
-        with limited(limit_s):
-            yield
-    except trio.TooSlowError:
-        raise MetadataUnavailable(f"metadata: no answer in {limit_s:g} s") from None
-    except (LedgerError, VersionConflict, LeaseLost, SessionOver):
-        raise
-    except MetadataError as wrong:
-        raise MetadataBroken(f"metadata: {wrong}") from wrong
+    return _Translated(limit_s)
 
 
+_PASSED = (LedgerError, VersionConflict, LeaseLost, SessionOver)
 RETRY_S = 0.1
 """Pause between attempts to change a ledger while the store is away."""
 CHANGE_S = 1.0

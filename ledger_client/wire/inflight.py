@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from contextvars import ContextVar
 from types import TracebackType
 from typing import NamedTuple
@@ -202,6 +202,11 @@ class ReplyBook:
 
     def __bool__(self) -> bool:
         return bool(self._by_id or self._by_entry)
+
+    @property
+    def count(self) -> int:
+        """How many requests with an id are open."""
+        return len(self._by_id)
 
     def is_ambiguous(self, key: Key, incarnation: int) -> bool:
         """True if a READ of another incarnation of its ledger may still be answered."""
@@ -393,18 +398,34 @@ def fail_after(limit_s: float) -> _Limit:
 _limit: ContextVar[trio.CancelScope | None] = ContextVar("_limit", default=None)
 
 
-@contextmanager
-def limited(limit_s: float) -> Iterator[None]:
+class _Limited:
+    """limited(), as a class: each call has one, and a generator would take twice the time."""
+
+    __slots__ = ("_limit", "_limit_s", "_token")
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+
+    def __enter__(self) -> None:
+        self._limit = fail_after(self._limit_s)
+        self._token = _limit.set(self._limit.__enter__())
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        _limit.reset(self._token)
+        return self._limit.__exit__(kind, error, trace)
+
+
+def limited(limit_s: float) -> AbstractContextManager[None, bool | None]:
     """Limit the block to *limit_s*, not counting that its calls wait for their turn.
 
     That wait has its own end: see Turns. Raises trio.TooSlowError.
     """
-    with fail_after(limit_s) as scope:
-        token = _limit.set(scope)
-        try:
-            yield
-        finally:
-            _limit.reset(token)
+    return _Limited(limit_s)
 
 
 class Turns:
@@ -426,17 +447,9 @@ class Turns:
         """Note that a call was answered."""
         self.answered_at = trio.current_time()
 
-    @asynccontextmanager
-    async def take(self, name: str) -> AsyncGenerator[None]:
+    def take(self, name: str) -> AbstractAsyncContextManager[None]:
         """Have a turn for the length of the block. Raises MetadataUnavailable, naming *name*."""
-        if self._free:
-            self._free -= 1
-        else:
-            await self._wait(name)
-        try:
-            yield
-        finally:
-            self._pass_on()
+        return _OneTurn(self, name)
 
     async def _wait(self, name: str) -> None:
         turn, asked_at = trio.Event(), trio.current_time()
@@ -475,3 +488,22 @@ class Turns:
             turn.set()
         else:
             self._free += 1
+
+
+class _OneTurn:
+    """Turns.take(), as a class for the same reason as _Limited."""
+
+    __slots__ = ("_name", "_turns")
+
+    def __init__(self, turns: Turns, name: str) -> None:
+        self._turns = turns
+        self._name = name
+
+    async def __aenter__(self) -> None:
+        if self._turns._free:
+            self._turns._free -= 1
+        else:
+            await self._turns._wait(self._name)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._turns._pass_on()

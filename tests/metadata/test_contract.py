@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import trio
@@ -31,6 +32,7 @@ from metadata.store import (
     Versioned,
     is_last,
     pages,
+    together,
 )
 
 
@@ -418,3 +420,22 @@ async def test_a_closed_store_says_so(store: MetadataStore) -> None:
     await store.aclose()
     with pytest.raises(MetadataUnavailable, match="closed"):
         await store.get("a")
+
+
+async def test_reads_that_are_made_together_keep_their_order_and_all_end(
+    store: MetadataStore,
+) -> None:
+    await store.transact([Put(f"k{number}", b"%d" % number) for number in range(20)])
+    found = await together([partial(store.get, f"k{number}") for number in range(21)])
+    assert [each and each.value for each in found] == [*(b"%d" % n for n in range(20)), None]
+    ended: list[int] = []
+
+    async def read(number: int) -> None:
+        await store.get(f"k{number}")
+        ended.append(number)
+        if number == 3:
+            raise MetadataUnavailable("no answer")
+
+    with pytest.raises(MetadataUnavailable, match="no answer"):
+        await together([partial(read, number) for number in range(10)])
+    assert sorted(ended) == list(range(10))

@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 import trio
 
-from metadata.errors import MetadataUnavailable, VersionConflict
+from metadata.errors import MetadataBroken, MetadataUnavailable, VersionConflict
 from metadata.rows import get, put
 from metadata.schema import open_connection
 from metadata.store import ABSENT, Put
@@ -456,7 +456,7 @@ async def test_changes_of_a_closed_store_are_refused(path: Path) -> None:
 async def test_reads_that_wait_together_take_the_thread_once(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Waking a thread takes longer than a read; each read has a transaction of its own."""
+    """Waking a thread takes longer than a read, and so does a transaction of its own."""
     visits, drain = 0, Transactions._drain
 
     def counted(self: Transactions) -> None:
@@ -475,7 +475,7 @@ async def test_reads_that_wait_together_take_the_thread_once(
             nursery.start_soon(read, number)
     assert sorted(found) == list(range(100))
     assert visits == 2  # with the change that was under way
-    assert store.connection.executed.count("BEGIN") == 100
+    assert store.connection.executed.count("BEGIN") == 1
 
 
 async def test_a_read_that_fails_fails_alone(store: Store) -> None:
@@ -494,6 +494,29 @@ async def test_a_read_that_fails_fails_alone(store: Store) -> None:
             nursery.start_soon(read, number)
             nursery.start_soon(fail)
     assert sorted(found) == list(range(10))
+
+
+async def test_a_read_that_finds_damage_fails_alone(store: Store) -> None:
+    """Its error is not SQLite's, and the others are not made again."""
+    seen: list[int] = []
+
+    async def read(number: int) -> None:
+        def look(_connection: sqlite3.Connection) -> None:
+            seen.append(number)
+            if number == 3:
+                raise MetadataBroken("damaged")
+
+        await store.changes.read(look)
+
+    async def fail() -> None:
+        with pytest.raises(MetadataBroken, match="damaged"):
+            await read(3)
+
+    async with busy(store) as nursery:
+        for number in range(3):
+            nursery.start_soon(read, number)
+        nursery.start_soon(fail)
+    assert sorted(seen) == [0, 1, 2, 3]
 
 
 async def test_reads_and_changes_that_wait_together_keep_their_outcomes(store: Store) -> None:

@@ -18,6 +18,8 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Sequence
+from functools import partial
+from itertools import islice
 
 import msgspec
 import trio
@@ -45,7 +47,7 @@ from metadata.records import (
     ledger_key,
     underreplicated_key,
 )
-from metadata.store import ABSENT, Delete, MetadataStore, Put
+from metadata.store import ABSENT, Delete, MetadataStore, Put, together
 
 MARKS_S = 5.0
 """How often draining marks and cookies are read. What a bookie itself says is read each time."""
@@ -55,6 +57,8 @@ RESCAN_REST_RATIO = 20
 """And a pause lasts at least this many times as long as that took."""
 TOGETHER = 100
 """Marks that one transaction adds."""
+READS_MAX = 64
+"""Ledgers that are read at once."""
 PASS_COUNT = 100
 """A pass over all ledgers rests after this many, for as long as they took."""
 REPASS_S = 10.0
@@ -260,15 +264,17 @@ class Auditor:
 
     async def _look_again(self, term: Term) -> None:
         """Read the ledgers that changed."""
-        for ledger_id in sorted(self._changed):
-            record = await self._read(ledger_id)
-            if record is None:
-                self._racks.drop(ledger_id)
-            else:
-                self._index.note(record)
-                self._racks.note(record)
-                await self._mark(term, record)
-            self._changed.discard(ledger_id)
+        rest = iter(sorted(self._changed))
+        while ledger_ids := list(islice(rest, READS_MAX)):
+            records = await together([partial(self._read, each) for each in ledger_ids])
+            for ledger_id, record in zip(ledger_ids, records, strict=True):
+                if record is None:
+                    self._racks.drop(ledger_id)
+                else:
+                    self._index.note(record)
+                    self._racks.note(record)
+                    await self._mark(term, record)
+                self._changed.discard(ledger_id)
 
     async def _publish_racks(self, term: Term) -> None:
         """Store the count of ledgers on too few racks, if it changed, for operators."""

@@ -245,7 +245,11 @@ class Partition:
         return others or await self._leases() or {0: UNKNOWN}
 
     async def _shared(self) -> LaneLease:
-        lease = None if self._producer or self._lane_name else await self._first()
+        if not self._producer and not self._lane_name:
+            first = await self._first()
+            if first is not None:
+                return first
+        lease: LaneLease | None = None
         while True:
             others = await self._leases()
             whole = [lane for lane, other in others.items() if not other.shared]
@@ -264,7 +268,11 @@ class Partition:
                 lease = None
 
     async def _first(self) -> LaneLease | None:
-        """Take lane 0, which belongs to no producer, unless another one has it: most are alone."""
+        """Take lane 0, which belongs to no producer, unless another one has it: most are alone.
+
+        It is all that a producer without a name needs to look at: a producer that has the whole
+        partition has this lane, so neither finds the other's lease free.
+        """
         lease = self._new_lease(0, is_shared=True)
         return lease if await lease.take(self._limit_s) else None
 

@@ -13,6 +13,7 @@ from ledger_client import Options
 from ledger_client.errors import BookieUnavailable, ReplicasUnavailable
 from ledger_client.wire.session import open_session
 from metadata.calls import BookieReply, Failure, LedgerRuns, RunPage
+from native import frame
 from native.frame import Opcode
 
 
@@ -201,3 +202,20 @@ async def test_a_call_over_a_connection_that_broke_before_fails_at_once(
         with trio.fail_after(1), pytest.raises(BookieUnavailable, match="closed by the bookie"):
             await call.wait()
         session.withdraw(call)
+
+
+async def test_calls_that_come_together_are_sent_together() -> None:
+    """Of a few calls, each is sent at once, which saves a turn of the sending task."""
+    ours, theirs = trio.socket.socketpair()
+    with theirs:
+        async with open_session(trio.SocketStream(ours), "b1") as session:
+            await trio.testing.wait_all_tasks_blocked()
+            calls = [session.call(b"x", "b1") for _ in range(20)]
+            queued, size = session.outgoing.size, len(frame.call(1, b"x"))
+            assert queued == 16 * size
+            await theirs.recv(1 << 16)
+            await trio.testing.wait_all_tasks_blocked()
+            assert len(await theirs.recv(1 << 16)) == queued
+            for call in calls:
+                session.withdraw(call)
+            session.retire()

@@ -41,7 +41,7 @@ from metadata.topics import LANE_LEDGERS, LANES, TopicRecord, decode_lane, decod
 NEW = [{0: rows("a", "b"), 1: rows("c")}, {1: rows("d"), 0: rows("e")}]
 ALL = ["a", "b", "c", "d", "e"]
 OLD = ["p", "q"]
-CALLS = 150
+CALLS = 140
 FIRST = 1 + run_seed() % 3
 CUTS = [*((at, False) for at in range(FIRST, CALLS, 3)), (FIRST, True)]
 """A third of the calls; the search comes to the others. For the store, a cut after a call is one

@@ -26,7 +26,7 @@ from ledger_client.topics.lanes.lane import open_lane
 from ledger_client.topics.lanes.lane_end import close_lane
 from ledger_client.topics.lanes.lane_lease import Access, LaneLease, hold_lane
 from metadata.sessions import SESSION_S, ProcessSession
-from metadata.store import Lease, StoreSession
+from metadata.store import Lease, Leases, StoreSession
 from metadata.topics import WRITERS, encode_row, last_number, topic_key
 
 
@@ -197,6 +197,28 @@ async def test_writers_share_a_partition_each_on_a_lane_of_its_own(
             assert await open_shared("p") == 2
             assert [await open_shared() for _ in range(3)] == [0, 1, 3]
         assert await messages(client, cluster, 2) == [b"p2", b"p2"]
+
+
+async def test_a_producer_without_a_name_looks_at_no_other_if_it_shares_and_lane_0_is_free(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A producer that has the partition alone has that lane."""
+    async with memory_cluster(3) as cluster, cluster.client() as ours, cluster.client() as theirs:
+        topic = make_topic(cluster)
+        looks, leases = list[str](), cluster.store.leases
+
+        async def counted(prefix: str, *, after: str = "") -> Leases:
+            looks.extend([prefix] * prefix.startswith(WRITERS))
+            return await leases(prefix, after=after)
+
+        monkeypatch.setattr(cluster.store, "leases", counted)
+        async with open_lane(ours._context.ledgers, topic, -1, access="shared") as lane:
+            assert (lane.lane, looks) == (0, [])
+            async with open_lane(theirs._context.ledgers, topic, -1, access="shared") as other:
+                assert (other.lane, len(looks)) == (1, 2)
+            with pytest.raises(ProducerBusy):
+                async with open_lane(theirs._context.ledgers, topic, -1):
+                    pass
 
 
 @pytest.mark.parametrize("late", ["q", ""])
