@@ -45,9 +45,14 @@ WAITS = ("waiting for the cluster", "quire: still ", "quire: waiting for ")
 
 def last_word(stderr: bytes) -> str:
     """Return the only line of a command's stderr, apart from those that explain a long wait."""
-    *waits, line = stderr.decode().splitlines()
-    assert all(each.startswith(WAITS) for each in waits), stderr
-    return line
+    *waits, line = stderr.splitlines(keepends=True)
+    assert is_silent(b"".join(waits)), stderr
+    return line.decode().rstrip("\n")
+
+
+def is_silent(stderr: bytes) -> bool:
+    """Return True if a command's stderr has nothing but lines that explain a long wait."""
+    return all(line.startswith(WAITS) for line in stderr.decode().splitlines())
 
 
 def quire(

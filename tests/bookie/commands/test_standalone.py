@@ -20,6 +20,8 @@ from never_twice import never_twice
 import ledger_client
 from bookie.commands.standalone import ClusterStarted
 
+HELD_UP = "the process was held up"
+"""In what a bookie that leads logs on a busy machine."""
 SMALL = ["--set", "memtable_size=12MiB", "--set", "disk_reserve=0", "--set", "lease_ttl_s=2"]
 
 
@@ -56,7 +58,8 @@ def test_it_says_where_the_bookies_are_and_names_their_processes(tmp_path: Path)
         assert [Path(row[4]).is_dir() for row in rows] == [True] * 3
         assert daemon.stop() == 0
         daemons.wait_until_gone([int(row[1]) for row in rows])
-    assert daemon.log == ""
+    lines = daemon.log.splitlines()
+    assert [line for line in lines if HELD_UP not in line] == []
 
 
 def test_ctrl_c_in_a_terminal_stops_all(tmp_path: Path) -> None:
