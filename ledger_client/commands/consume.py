@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NamedTuple, Unpack
 
 import click
 import trio
+from click.core import ParameterSource
 
 from ledger_client.client import Client, connect
 from ledger_client.commands import options
 from ledger_client.commands.forms import MessageFields, json_of, text_of
+from ledger_client.commands.group.names import GroupParam
 from ledger_client.commands.metrics_page import metrics_page, metrics_port
 from ledger_client.commands.options import parse_duration
 from ledger_client.commands.outcome import finish
 from ledger_client.commands.places import BYS, By, PlaceOrTime, Point
 from ledger_client.commands.streams import put
 from ledger_client.errors import (
+    BadGroup,
     BadSchema,
     CommitRefused,
     LedgerError,
@@ -28,6 +31,7 @@ from ledger_client.errors import (
 )
 from ledger_client.groups.consumer import GroupConsumer
 from ledger_client.groups.options import ConsumerOptions, ConsumerSettings, FirstStart
+from ledger_client.groups.wanted import namespace_of
 from ledger_client.message_id import MessageId
 from ledger_client.topics.messages import Message
 from ledger_client.topics.positions import Position
@@ -40,6 +44,8 @@ COMMIT_S = 5.0
 CLOSE_S = 5.0
 """for the last commit"""
 AGAIN = "it may be printed again, here or elsewhere"
+SHARED_ONLY = {"ack_timeout_s", "deliveries_max", "dead_topic"}
+"""Options that mean nothing in mode exclusive."""
 UNSTORED = (CommitRefused, MetadataUnavailable)
 
 
@@ -79,7 +85,9 @@ class CommitParam(click.ParamType[float]):
 
 @click.command()
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
-@click.option("--group", required=True, metavar="NAME", help="Name of the group.")
+@click.option(
+    "--group", required=True, type=GroupParam(), metavar="NAME", help="Name of the group."
+)
 @click.option(
     "--start",
     "first",
@@ -171,6 +179,7 @@ def consume(
     settings["mode"] = _mode(is_shared=is_shared, is_key_shared=is_key_shared)
     settings["on_gap"] = "skip" if skip_gaps else "raise"
     settings["auto_commit_s"] = None
+    _check(topics, settings)
     request = ConsumeRequest(cluster, topics, commit_s, limit, idle_s, as_json, metrics_port)
     trio.run(finish, partial(_consume, request, settings))
 
@@ -194,6 +203,21 @@ def _mode(*, is_shared: bool, is_key_shared: bool) -> Mode:
     if is_key_shared:
         return "key-shared"
     return "shared" if is_shared else "exclusive"
+
+
+def _check(topics: Sequence[str], settings: ConsumerSettings) -> None:
+    """Raise UsageError for names and options that are not possible, or not in this mode."""
+    ctx = click.get_current_context()
+    for param in ctx.command.params:
+        is_given = ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
+        if is_given and param.name in SHARED_ONLY and settings["mode"] == "exclusive":
+            raise click.UsageError(f"{param.opts[0]} needs --shared or --key-shared")
+    try:
+        ConsumerOptions(**settings).check()
+        for topic in topics:
+            namespace_of(topic)
+    except BadGroup as wrong:
+        raise click.UsageError(str(wrong)) from wrong
 
 
 class ConsumeRequest(NamedTuple):

@@ -49,6 +49,8 @@ NO_PLACES = "its members have no places; Client.groups.lag() and reset() have th
 CLOSE_S = 5.0
 DELAY_S_MAX = 86_400.0
 """Until a message is delivered again."""
+MESSAGES_MAX = (1 << 31) - 1
+"""Messages that one call may be asked for."""
 
 
 class GroupConsumer(Openable):
@@ -138,7 +140,7 @@ class GroupConsumer(Openable):
         `math.inf` waits for ever.
 
         Raises:
-            ValueError: *wait_s* is no time, or *messages_max* not 1 or more.
+            ValueError: *wait_s* is no time, or *messages_max* not 1 to 2147483647.
             Busy: another task or thread waits for messages.
             Gap: messages at the group's place were removed. The next call goes on after them.
             BadGroup: with start="none", the group has committed nothing in a partition.
@@ -332,8 +334,8 @@ class GroupConsumer(Openable):
         """
         if not isinstance(reason, str):
             raise TypeError(f"reason takes a text, not {reason!r:.80}")
-        if not 0 <= delay_s <= DELAY_S_MAX:
-            raise BadGroup(f"delay_s {delay_s} is not 0 to {DELAY_S_MAX}")
+        if not (isinstance(delay_s, float | int) and 0 <= delay_s <= DELAY_S_MAX):
+            raise BadGroup(f"delay_s {delay_s!r:.80} is not 0 to {DELAY_S_MAX}")
         self._shared.nack(_one_message(message), delay_s, reason)
 
     def extend(self, message: Message) -> None:
@@ -427,8 +429,8 @@ class GroupConsumer(Openable):
 def _check_poll(wait_s: float, messages_max: int) -> None:
     """Raise ValueError for arguments that poll() does not take."""
     check_timeout(wait_s, "wait_s")
-    if not (isinstance(messages_max, int) and messages_max >= 1):
-        raise ValueError(f"messages_max takes 1 or more, not {messages_max!r}")
+    if not (isinstance(messages_max, int) and 1 <= messages_max <= MESSAGES_MAX):
+        raise ValueError(f"messages_max takes 1 to {MESSAGES_MAX}, not {messages_max!r}")
 
 
 def _messages_of(named: Message | Iterable[Message]) -> list[Message]:

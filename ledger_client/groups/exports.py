@@ -14,7 +14,7 @@ import msgspec
 from ledger_client.errors import BadGroup, BadTopic
 from ledger_client.topics.positions import EARLIEST, Place
 from ledger_client.topics.reading.lane_ranges import KnownLane
-from ledger_client.topics.reading.place_finder import next_number
+from ledger_client.topics.reading.place_finder import PlaceFinder, next_number
 from metadata.groups.assignment import Part
 from metadata.groups.rows import LANES_MAX, Partition
 from metadata.topics import Count
@@ -47,6 +47,11 @@ class ExportedPartition(msgspec.Struct, frozen=True, kw_only=True):
     partition: Partition
     lanes: Annotated[list[ExportedLane], msgspec.Meta(max_length=LANES_MAX)]
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for a lane that is there twice."""
+        if len(self.places) < len(self.lanes):
+            raise ValueError(f"partition {self.partition} of {self.topic} has a lane twice")
+
     @classmethod
     def of(cls, topic: str, part: Part, places: Mapping[int, Place]) -> ExportedPartition:
         """Return a partition of the topic of this name."""
@@ -73,6 +78,11 @@ class GroupExport(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     partitions: list[ExportedPartition]
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for a partition that is there twice."""
+        if len({each.part for each in self.partitions}) < len(self.partitions):
+            raise ValueError("a partition is there twice")
+
     def to_json(self) -> bytes:
         """Return it as JSON, indented."""
         return msgspec.json.format(msgspec.json.encode(self)) + b"\n"
@@ -86,7 +96,9 @@ class GroupExport(msgspec.Struct, frozen=True, kw_only=True):
             raise BadGroup(f"this is no export of a group: {wrong}") from wrong
 
 
-async def check_places(lanes: Iterable[KnownLane], parts: Iterable[ExportedPartition]) -> None:
+async def check_places(
+    lanes: Iterable[KnownLane], parts: Iterable[ExportedPartition], finder: PlaceFinder
+) -> None:
     """Raise BadTopic unless each place of *parts* may lie in one of *lanes*, of the same topic.
 
     A place whose messages were removed meanwhile is right: readers notice the gap.
@@ -100,6 +112,8 @@ async def check_places(lanes: Iterable[KnownLane], parts: Iterable[ExportedParti
             if found is None or not await _is_in(found, place):
                 reason = f"partition {part.partition}, lane {lane}: there is no place {place.at}"
                 raise BadTopic(reason, topic=part.topic)
+            if place.skip:
+                await finder.check(found, place)
 
 
 async def _is_in(known: KnownLane, place: Place) -> bool:
@@ -107,5 +121,6 @@ async def _is_in(known: KnownLane, place: Place) -> bool:
     row = await known.rows.at(place.number) if place.number >= 0 else None
     if row is None or not row.readable:  # before the first message, removed, or not written yet
         return place.at <= (await next_number(known), 0, 0)
-    is_same = place.ledger_id in {-1, row.ledger.ledger_id}
+    right = row.place(place.entry)
+    is_same = place.ledger_id in {-1, right.ledger_id} and place.version in {-1, right.version}
     return is_same and (row.ledger.state != "closed" or place.entry <= row.ledger.entries)

@@ -30,6 +30,7 @@ from ledger_client.ledgers.catalogue import translated
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.positions import LanePlace, Place, Places, Position
 from ledger_client.topics.reading.options import Start
+from ledger_client.topics.reading.place_finder import PlaceFinder
 from metadata.errors import VersionConflict
 from metadata.groups.assignment import Part
 from metadata.groups.calls import (
@@ -162,7 +163,7 @@ class Groups:
         Raises:
             BadGroup: the group has members, who alone commit then, or it is of another mode.
             BadTopic: a place is not in its lane, or of an earlier topic of this name; nothing was
-                committed. In a ledger that is being written, any place is taken.
+                committed. In a ledger that is being written, any entry is taken.
             NoSuchTopic: a topic does not exist.
             MetadataUnavailable: no answer in time; it may have been committed.
         """
@@ -424,6 +425,7 @@ class Groups:
     ) -> Sequence[TopicRecord]:
         """Return the topics of *parts*, in which all their places lie. Raises as restore()."""
         lanes = GroupLanes(self._context, group)
+        finder = PlaceFinder(self._context.opener)
         names = sorted({each.topic for each in parts})
         found = await lanes.topics(names) if names else []
         for topic in found:
@@ -434,7 +436,7 @@ class Groups:
                     raise BadTopic(reason, topic=topic.name)
                 if each.partition not in topic.partition_indexes:
                     raise BadTopic(f"there is no partition {each.partition}", topic=topic.name)
-            await check_places(await lanes.known(topic), named)
+            await check_places(await lanes.known(topic), named, finder)
         return found
 
 

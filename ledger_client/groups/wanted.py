@@ -35,7 +35,7 @@ async def wanted_topics(
     asked = {*topics, *([f"{options.namespace}/*"] if options.namespace else [])}
     if not asked:
         raise BadGroup("a consumer of no topic")
-    namespaces = {_namespace(each) for each in asked}
+    namespaces = {namespace_of(each) for each in asked}
     names = {each for each in asked if "*" not in each}
     patterns = asked - names
     uids: dict[int, str] = {}
@@ -54,7 +54,7 @@ async def wanted_topics(
     return Subscribed(Wanted(topics=sorted(names), patterns=sorted(patterns)), uids)
 
 
-def _namespace(topic: str) -> str:
+def namespace_of(topic: str) -> str:
     """Return the namespace of a name or a pattern. Raises BadGroup."""
     plain = topic.replace("*", "x")
     try:

@@ -238,7 +238,7 @@ def test_a_group_goes_on_in_the_order_of_timestamps(shop: Shop) -> None:
     rest = shop.done(*words, "--limit", "25").split()
     with never_twice():
         assert [int(line) for line in rest] == [*range(15, 40)]
-    assert "needs mode exclusive" in shop.refused(*words, "--shared")
+    assert "needs mode exclusive" in shop.refused(*words, "--shared", code=2)
 
 
 def test_a_group_begins_where_the_command_says(shop: Shop) -> None:
@@ -432,8 +432,8 @@ def test_wrong_input_is_refused_in_one_line_and_changes_nothing(shop: Shop) -> N
     for words, reason, code in (
         (("consume", shop.topic, "no/topic", *here), "no/topic: no such topic", 1),
         (("consume", "none/*", *here), "none/*: the pattern matches no topic", 1),
-        (("consume", "no-namespace", *here), "namespace", 1),
-        (("consume", shop.topic, "--group", "a:b"), "is not a name", 1),
+        (("consume", "no-namespace", *here), "namespace", 2),
+        (("consume", shop.topic, "--group", "a:b"), "is not a name", 2),
         (("consume", shop.topic, *here, "--start", "3:4:-1"), "cannot begin at a message", 2),
         (("consume", shop.topic, *here, "--start", POSITION), "cannot begin at a position", 2),
         (("consume", shop.topic, *here, "--start", "soon"), "is not", 2),

@@ -11,6 +11,7 @@ import trio
 
 from ledger_client.client import connect
 from ledger_client.commands import options
+from ledger_client.commands.group.names import group_name
 from ledger_client.commands.outcome import finish
 from ledger_client.commands.tables import count, show, table
 from ledger_client.groups.consumers import ConsumerInfo, Subscription, consumers_of
@@ -72,7 +73,7 @@ async def _list(cluster: str) -> list[GroupState]:
 
 
 @click.command()
-@click.argument("name", metavar="GROUP")
+@group_name
 @options.cluster
 @options.as_json
 def describe(*, name: str, cluster: str, as_json: bool) -> None:

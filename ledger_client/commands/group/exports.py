@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import click
@@ -10,6 +11,7 @@ import trio
 
 from ledger_client.client import connect
 from ledger_client.commands import options
+from ledger_client.commands.group.names import GroupParam, group_name
 from ledger_client.commands.group.new_places import GroupReset, print_reset
 from ledger_client.commands.outcome import finish
 from ledger_client.errors import BadGroup
@@ -18,9 +20,22 @@ from ledger_client.topics.positions import Position
 from metadata.outcome import confirm
 
 
+def _in_a_folder(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """Refuse a file in a folder that does not exist, before anything is asked."""
+    folder = Path(value).parent
+    if not folder.is_dir():
+        raise click.BadParameter(f"{folder} is no folder", context, parameter)
+    return value
+
+
 @click.command()
-@click.argument("name", metavar="GROUP")
-@click.argument("file", type=click.Path(allow_dash=True, dir_okay=False), default="-")
+@group_name
+@click.argument(
+    "file",
+    type=click.Path(allow_dash=True, dir_okay=False),
+    default="-",
+    callback=_in_a_folder,
+)
 @options.cluster
 def export(*, name: str, file: str, cluster: str) -> None:
     """Write how far a group came to FILE as JSON. Without FILE, write to standard output.
@@ -47,13 +62,13 @@ class ImportRequest(NamedTuple):
 
 @click.command("import")
 @click.argument("file", type=click.Path(exists=True, allow_dash=True, dir_okay=False))
-@click.option("--group", default="", metavar="NAME", help="Import as this group.")
+@click.option("--group", type=GroupParam(), metavar="NAME", help="Import as this group.")
 @click.option("--dry-run", is_flag=True, help="Check it, show its places, and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @options.cluster
 @options.as_json
 def import_(
-    *, file: str, group: str, dry_run: bool, yes: bool, cluster: str, as_json: bool
+    *, file: str, group: str | None, dry_run: bool, yes: bool, cluster: str, as_json: bool
 ) -> None:
     """Let a group go on where FILE says. Its consumers must be stopped.
 

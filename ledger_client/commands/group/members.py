@@ -11,16 +11,17 @@ import trio
 
 from ledger_client.client import connect
 from ledger_client.commands import options
+from ledger_client.commands.group.names import GroupParam
 from ledger_client.commands.outcome import finish
 from ledger_client.commands.tables import moment_of_ms, show, table
 from ledger_client.groups.consumers import ConsumerInfo
 
 
 @click.command()
-@click.argument("name", metavar="[GROUP]", default="")
+@click.argument("name", metavar="[GROUP]", required=False, type=GroupParam())
 @options.cluster
 @options.as_json
-def members(*, name: str, cluster: str, as_json: bool) -> None:
+def members(*, name: str | None, cluster: str, as_json: bool) -> None:
     """List the members of all groups, or of GROUP, with their settings.
 
     "up" is when a member was started, "joined" when it subscribed last, and "rebalanced" when its
@@ -28,7 +29,7 @@ def members(*, name: str, cluster: str, as_json: bool) -> None:
     slots of partitions, 16 in each, and share a partition slot by slot; "slots" counts them. With
     --json, all options of the consumer are printed.
     """
-    found = trio.run(finish, partial(_members, cluster, name))
+    found = trio.run(finish, partial(_members, cluster, name or ""))
     if as_json:
         click.echo(msgspec.json.encode(found).decode())
         return

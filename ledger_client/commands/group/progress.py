@@ -15,6 +15,7 @@ from rich.table import Table
 
 from ledger_client.client import Client, connect
 from ledger_client.commands import options
+from ledger_client.commands.group.names import group_name
 from ledger_client.commands.group.new_places import GroupReset, print_reset
 from ledger_client.commands.outcome import finish
 from ledger_client.commands.places import BYS, By, PlaceOrTime, Point
@@ -27,7 +28,7 @@ WATCH_S = 2.0
 
 
 @click.command()
-@click.argument("name", metavar="GROUP")
+@group_name
 @click.option(
     "--topic", "topics", multiple=True, metavar="TOPIC", help="Only this topic; repeatable."
 )
@@ -104,7 +105,7 @@ class ResetRequest(NamedTuple):
 
 
 @click.command()
-@click.argument("name", metavar="GROUP")
+@group_name
 @click.option("--to", type=PlaceOrTime(), required=True, metavar="PLACE", help="Go on at PLACE.")
 @click.option(
     "--by",

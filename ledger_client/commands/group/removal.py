@@ -10,6 +10,7 @@ import trio
 
 from ledger_client.client import connect
 from ledger_client.commands import options
+from ledger_client.commands.group.names import group_name
 from ledger_client.commands.outcome import finish
 from metadata.outcome import confirm
 
@@ -21,7 +22,7 @@ class GroupDeleted(msgspec.Struct, frozen=True):
 
 
 @click.command()
-@click.argument("name", metavar="GROUP")
+@group_name
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--force", is_flag=True, help="Delete it although it has members.")
 @options.cluster

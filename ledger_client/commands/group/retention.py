@@ -10,6 +10,7 @@ import trio
 
 from ledger_client.client import connect
 from ledger_client.commands import options
+from ledger_client.commands.group.names import group_name
 from ledger_client.commands.outcome import finish
 
 
@@ -22,7 +23,7 @@ class GroupKept(msgspec.Struct, frozen=True):
 
 
 @click.command()
-@click.argument("name", metavar="GROUP")
+@group_name
 @click.argument("state", metavar="on|off", type=click.Choice(("on", "off")))
 @options.cluster
 @options.as_json

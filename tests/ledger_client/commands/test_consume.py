@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 
 import pytest
 import trio
@@ -11,10 +12,13 @@ from click.testing import CliRunner
 from group_rig import ORDERS, rest, send, shop
 from trio.testing import MockClock
 
+from ledger_client.__main__ import quire
 from ledger_client.commands import consume
 from ledger_client.commands.consume import ConsumeRequest, Printing, Settling
 from ledger_client.commands.forms import MessageFields
+from ledger_client.commands.outcome import conclude
 from ledger_client.errors import BadSchema
+from metadata.outcome import Exit
 from metadata.topics import TopicRecord
 
 
@@ -52,6 +56,27 @@ async def test_a_schema_that_cannot_be_opened_is_told_once_and_ends_nothing(
             printing = Printing(client, consumer, Settling(consumer, is_shared=False), named)
             with pytest.raises(BadSchema):
                 await printing.run()
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("consume a/b --group a/b", "'a/b' is not a name"),
+        ("consume b --group g", "'b' is not namespace/name"),
+        ("consume a/b --group g --shared --deliveries-max=-1", "deliveries_max -1 is negative"),
+        ("consume a/b --group g --ack-timeout 3", "--ack-timeout needs --shared"),
+        ("consume a/b --group g --shared --order timestamp", "needs mode exclusive"),
+        ("group lag a/b", "'a/b' is not a name"),
+        ("group members ''", "'' is not a name"),
+        ("group import /dev/null --group a/b", "'a/b' is not a name"),
+        ("group export g /nowhere/file", "/nowhere is no folder"),
+    ],
+)
+def test_wrong_names_and_values_are_refused_before_a_cluster_is_asked(
+    capsys: pytest.CaptureFixture[str], words: str, reason: str
+) -> None:
+    assert conclude(quire, [*shlex.split(words), "--cluster", "bookie://127.0.0.1:1"]) == Exit.USAGE
+    assert reason in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("batches", [0, 1])

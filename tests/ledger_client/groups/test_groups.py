@@ -12,7 +12,7 @@ from memory_cluster import MemoryCluster, memory_cluster
 from trio.testing import MockClock
 
 from ledger_client import BadGroup, BadTopic, Client, MetadataBroken, NoSuchTopic
-from ledger_client.groups.exports import GroupExport
+from ledger_client.groups.exports import ExportedLane, GroupExport
 from ledger_client.groups.groups import commit_read
 from ledger_client.topics.positions import LanePlace, Position
 from metadata.errors import BadRecord
@@ -233,7 +233,14 @@ async def test_an_export_of_a_topic_that_was_made_anew_is_refused(
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"lane": 7}, {"ledger_id": 4711}, {"entry": 1 << 40}, {"number": 9, "ledger_id": -1}]
+    "wrong",
+    [
+        {"lane": 7},
+        {"ledger_id": 4711},
+        {"entry": 1 << 40},
+        {"number": 9, "ledger_id": -1},
+        {"version": 4711},
+    ],
 )
 async def test_places_that_do_not_exist_are_not_imported(
     autojump_clock: MockClock, wrong: dict[str, int]
@@ -256,6 +263,44 @@ async def test_places_that_do_not_exist_are_not_imported(
         with pytest.raises(BadTopic, match="there is no place"):
             await client.groups.commit("billing", [nowhere], goes_back=True)
         assert rows(cluster) == before
+
+
+async def test_a_place_behind_the_messages_of_its_entry_is_not_imported(
+    autojump_clock: MockClock,
+) -> None:
+    """An export may be edited; what reads such a place would pass messages over."""
+    async with shop(1) as (cluster, client):
+        async with client.producer(ORDERS, batch_messages=20) as producer:
+            await producer.send_many([b"x"] * 20)
+        async with client.reader(ORDERS, start="earliest") as reader:
+            batch = (await anext(reader)).id.entry_id
+        await client.groups.commit("billing", await end(client))
+        kept = await client.groups.export("billing")
+        before = rows(cluster)
+
+        def edited(skip: int) -> GroupExport:
+            (part,) = kept.partitions
+            place = {"entry": batch, "skip": skip, "version": -1}
+            lanes = [msgspec.structs.replace(each, **place) for each in part.lanes]
+            return msgspec.structs.replace(
+                kept, partitions=[msgspec.structs.replace(part, lanes=lanes)]
+            )
+
+        await client.groups.restore(edited(20), dry_run=True)
+        with pytest.raises(BadTopic, match=f"behind the end of entry {batch}"):
+            await client.groups.restore(edited(21))
+        assert rows(cluster) == before
+
+
+@pytest.mark.parametrize("what", ["a lane twice", "a partition is there twice"])
+def test_an_export_that_contradicts_itself_is_refused(what: str) -> None:
+    lane = ExportedLane(lane=0, number=-1, ledger_id=-1, entry=0, skip=0, version=-1)
+    part = {"topic": ORDERS, "uid": 1, "partition": 0, "lanes": [lane]}
+    twice = {**part, "lanes": [lane, lane]}
+    parts = [twice] if "lane" in what else [part, part]
+    text = msgspec.json.encode({"cluster": "c", "group": "g", "partitions": parts})
+    with pytest.raises(BadGroup, match=what):
+        GroupExport.parse(text)
 
 
 async def test_places_that_were_read_are_committed_without_a_look_at_lanes(

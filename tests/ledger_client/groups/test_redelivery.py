@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 
 import pytest
@@ -245,3 +246,18 @@ async def test_a_topic_for_dead_letters_that_cannot_be_is_refused_at_once(
         with pytest.raises(BadGroup, match="'nonsense' is not namespace/name"):
             async with client.consumer(ORDERS, group="a", mode="shared", dead_topic="nonsense"):
                 pass
+
+
+@pytest.mark.parametrize("delay_s", [-1, math.inf, math.nan, "x", None])
+async def test_a_message_is_not_refused_for_what_is_no_time(
+    autojump_clock: MockClock, delay_s: object
+) -> None:
+    async with (
+        shop() as (_, client),
+        client.consumer(ORDERS, group="a", mode="shared", start="earliest") as consumer,
+    ):
+        await send(client, 0, 1)
+        message = await anext(consumer)
+        with pytest.raises(BadGroup, match=r"is not 0 to 86400"):
+            consumer.nack(message, delay_s=delay_s)  # type: ignore[arg-type]
+        await consumer.ack(message)
