@@ -348,6 +348,13 @@ class KazooConnection:
                 with suppress(kazoo.exceptions.NodeExistsError):
                     await self._answer(reply)
 
+    async def above_with(self, name: str) -> list[str]:
+        """As Connection.above_with."""
+        above = [self._root[:at] for at, letter in enumerate(self._root) if letter == "/"]
+        nodes = [f"{path}/{name}" for path in above]
+        found = await self._read(nodes, self._client.exists_async, fresh=True)
+        return [path or "/" for path, stat in zip(above, found, strict=True) if stat is not None]
+
     def _at(self, path: str) -> str:
         """Return where ZooKeeper has the node that the driver calls *path*."""
         return f"{self._root}{path}" if path != "/" or not self._root else self._root

@@ -80,6 +80,10 @@ class RaisedConnection:
         """As Connection.make_root."""
         await self._connection.make_root()
 
+    async def above_with(self, name: str) -> list[str]:
+        """As Connection.above_with."""
+        return await self._connection.above_with(name)
+
     async def aclose(self) -> None:
         """As Connection.aclose."""
         await self._connection.aclose()

@@ -49,6 +49,7 @@ async def find_cluster(connection: Connection, *, create: bool) -> Layout:
             )
         if found is None:
             await _refuse_foreign(connection)
+            await _refuse_nested(connection)
         if top is None:
             await connection.make_root()
         await _make(connection, has_layout=found is not None)
@@ -62,6 +63,15 @@ async def _refuse_foreign(connection: Connection) -> None:
         raise MetadataBroken(
             f"{connection.name} holds something else ({', '.join(names[:3])}), so nothing was "
             "changed; name an empty path, or the zkLedgersRootPath of a cluster"
+        )
+
+
+async def _refuse_nested(connection: Connection) -> None:
+    """Refuse a path within another cluster, whose programs would meet nodes they do not know."""
+    if above := await connection.above_with(LAYOUT):
+        raise MetadataBroken(
+            f"{connection.name} is within the cluster at {above[-1]}, so nothing was changed; "
+            "name that path, or an empty one beside it"
         )
 
 

@@ -153,6 +153,9 @@ class Connection(Protocol):
         All other paths are below it.
         """
 
+    async def above_with(self, name: str) -> list[str]:
+        """Return the paths above the URL's own that have a node *name*, the shortest first."""
+
     async def aclose(self) -> None:
         """End the session: its ephemeral nodes vanish. Later calls raise MetadataUnavailable."""
 

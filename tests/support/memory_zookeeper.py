@@ -241,6 +241,9 @@ class MemoryConnection:
     async def make_root(self) -> None:
         await trio.lowlevel.checkpoint()
 
+    async def above_with(self, name: str) -> list[str]:
+        return []  # its path is the top
+
     async def get(self, paths: Sequence[str], *, fresh: bool = False) -> list[Node | None]:
         await self._reach()
         found: list[Node | None] = []

@@ -223,6 +223,7 @@ async def test_what_a_cut_has_stays_while_others_remove_messages_with_zookeeper(
                 for number in itertools.count():
                     for producer in (orders, returns):
                         await patiently(partial(producer.send, b"%d" % number))
+                    await trio.sleep(0.03)  # what reads a cut has it all to read
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(send)

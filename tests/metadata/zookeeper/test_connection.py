@@ -12,9 +12,10 @@ import pytest
 import trio
 from ensemble import Ensemble, new_path
 
-from metadata.errors import MetadataUnavailable
+from metadata.errors import MetadataBroken, MetadataUnavailable
 from metadata.zookeeper.attempts import CONNECT_S
 from metadata.zookeeper.connection import KazooConnection
+from metadata.zookeeper.founding import find_cluster
 from metadata.zookeeper.url import parse_zookeeper_url
 from metadata.zookeeper.znodes import Create
 
@@ -182,3 +183,20 @@ async def test_a_zookeeper_that_rests_before_a_request_is_woken(one_zookeeper: E
         assert relay.connections == 1
         await connection.aclose()
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.xdist_group("zookeeper")
+async def test_a_path_within_a_cluster_becomes_no_cluster(one_zookeeper: Ensemble) -> None:
+    """Wherever below: the folder may be one that the cluster has, or not be there."""
+    address, top = f"zk://127.0.0.1:{one_zookeeper.client_ports[0]}", new_path()
+    for path in ("", "/cookies", "/some/where"):
+        url = parse_zookeeper_url(address + top + path)
+        connection = KazooConnection(url, session_timeout_s=SESSION_S)
+        if not path:
+            await find_cluster(connection, create=True)
+        else:
+            before = await connection.children(["/"])
+            with pytest.raises(MetadataBroken, match=f"is within the cluster at {top},"):
+                await find_cluster(connection, create=True)
+            assert await connection.children(["/"]) == before
+        await connection.aclose()

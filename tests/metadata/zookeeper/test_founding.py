@@ -33,6 +33,8 @@ class Nodes:
 
     def __init__(self, nodes: dict[str, bytes], meanwhile: dict[str, bytes]) -> None:
         self.nodes = nodes
+        self.above: list[str] = []
+        """the paths above that are clusters"""
         self._meanwhile = meanwhile
 
     async def get(self, wanted: Sequence[str], *, fresh: bool = False) -> list[Node | None]:
@@ -47,6 +49,9 @@ class Nodes:
 
     async def make_root(self) -> None:
         self.nodes.setdefault("/", b"")
+
+    async def above_with(self, name: str) -> list[str]:
+        return [above for above in self.above if name == "LAYOUT"]
 
     async def multi(self, ops: Sequence[Op]) -> Applied | Refused:
         created = {op.path: op.data for op in ops if isinstance(op, Create)}
@@ -89,6 +94,15 @@ async def test_a_cluster_that_another_process_makes_meanwhile_is_used() -> None:
 async def test_a_path_with_something_else_is_refused() -> None:
     with pytest.raises(MetadataBroken, match="holds something else"):
         await found({"/": b"", "/somebody": b"else"})
+
+
+async def test_a_path_within_another_cluster_is_refused() -> None:
+    """Its own programs, and BookKeeper's, would meet nodes there that they do not know."""
+    held = Nodes({}, {})
+    held.above = ["/quire"]
+    with pytest.raises(MetadataBroken, match="is within the cluster at /quire"):
+        await find_cluster(cast("Connection", held), create=True)
+    assert held.nodes == {}
 
 
 async def test_a_url_without_its_path_is_told_from_a_cluster_of_another_version() -> None:
