@@ -119,6 +119,21 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault(FOLDERS_IN, str(MEMORY))
     if IS_MOVED and config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(RUN_SEED)
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FailureTeller(config))
+
+
+class FailureTeller:
+    """Names a test as soon as it fails: the end of the run may be a quarter of an hour away."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Print one line about a failure."""
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and reporter is not None:
+            reporter.write(f"\nfailed: {report.nodeid} ({report.when})\n", red=True)
 
 
 def has_memory_for_folders() -> bool:
