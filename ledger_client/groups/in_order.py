@@ -107,6 +107,8 @@ class InOrder:
         return self._ready
 
     async def __anext__(self) -> Message:
+        if self._in_hand is not None:  # from poll()
+            self.note_asked()
         for message in self._ready:
             return message
         with self._taker:

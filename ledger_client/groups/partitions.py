@@ -91,6 +91,8 @@ class Revocation:
         self.parts = parts
         self.lapsed: Set[Part] = set()
         """those whose messages come again elsewhere: it was called too late, or took too long"""
+        self.is_cut_off = False
+        """it took too long"""
 
 
 _revocation: ContextVar[Revocation | None] = ContextVar("_revocation", default=None)
@@ -308,7 +310,7 @@ class Partitions:
         named = self.named(gone)
         told = Revocation(self, gone)
         busy = holder.at_work() & gone if is_lost else await self._finish(told, holder, named)
-        told.lapsed = holder.lapse(gone, busy or set())
+        told.lapsed = holder.lapse(gone, gone if told.is_cut_off else busy or set())
         self.drop(gone)  # seek() may have had them read again
         for part in gone:
             self._restarted.pop(part, None)
@@ -331,10 +333,17 @@ class Partitions:
         """
         begun_at, revoke_s = trio.current_time(), self._options.revoke_s
         gone, is_done = told.parts, False
-        with trio.move_on_at(begun_at + revoke_s * FINISH_PART):
+        with trio.move_on_at(begun_at + revoke_s * FINISH_PART) as limit:
             await holder.finish(gone)
             is_done = True
             await self._tell_revoked(told, named)
+        told.is_cut_off = is_done and limit.cancelled_caught
+        if told.is_cut_off:
+            _log.warning(
+                "on_revoked was cut off after %g s (%g of revoke_s); the rest comes again",
+                revoke_s * FINISH_PART,
+                FINISH_PART,
+            )
         busy = None if is_done else holder.at_work() & gone
         with trio.move_on_at(begun_at + revoke_s * COMMIT_PART):
             await holder.finish_commits()

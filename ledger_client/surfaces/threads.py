@@ -288,9 +288,11 @@ class BlockingConsumption(Blocking[GroupConsumer]):
         return message
 
     def _poll(self, *, wait_s: float, messages_max: int) -> list[Message]:
+        self._at_hand = iter(())  # the next one asks in trio's thread: these are consumed then
         return self._seen(partial(self._inner.poll, wait_s=wait_s, messages_max=messages_max))
 
     def _poll_batches(self, *, wait_s: float, messages_max: int) -> list[pa.RecordBatch]:
+        self._at_hand = iter(())
         poll = partial(self._inner.poll_batches, wait_s=wait_s, messages_max=messages_max)
         return self._seen(poll)
 

@@ -104,6 +104,23 @@ async def test_arrow_batches_count_as_consumed_once_the_next_is_asked_for(
             assert values_of(await consumer.poll_batches(wait_s=5)) == [7, 8, 9]
 
 
+async def test_polled_messages_count_as_consumed_once_the_next_one_is_iterated_to(
+    autojump_clock: MockClock,
+) -> None:
+    """TD-17: as once poll() is called again."""
+    async with shop(1) as (_, client):
+        async with client.producer(ORDERS) as producer:
+            await producer.send_many([b"%d" % number for number in range(10)])
+        async with client.consumer(
+            ORDERS, group="billing", start="earliest", auto_commit_s=1
+        ) as consumer:
+            assert len(await consumer.poll(wait_s=5, messages_max=4)) == 4
+            for committed in (4, 5):
+                await anext(consumer)
+                await trio.sleep(3)
+                assert [at[2] for at in entries(consumer)] == [committed]
+
+
 async def test_what_is_given_up_is_committed_for_the_last_time_by_that(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

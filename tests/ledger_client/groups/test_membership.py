@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 import trio
-from group_rig import ORDERS, PARTITIONS, nothing_more, send, shop, take
+from group_rig import ORDERS, PARTITIONS, nothing_more, rest, send, shop, take
 from trio.testing import MockClock
 
-from ledger_client import BadGroup, BadSchema, Client, MemberRemoved
+from ledger_client import BadGroup, BadSchema, Client, CommitRefused, MemberRemoved
 from ledger_client.groups import heartbeats, membership
 from ledger_client.groups.consumer import GroupConsumer
 from ledger_client.groups.options import TopicPartition
@@ -258,3 +258,35 @@ async def open_for_ever(
     async with client.consumer(ORDERS, group="billing", start="earliest") as consumer:
         task_status.started(consumer)
         await trio.sleep_forever()
+
+
+async def test_a_handler_that_is_cut_off_is_logged_and_the_next_commit_says_what_comes_again(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """TD-17: with auto_commit_s=None, on_revoked is the last place to commit in."""
+    began: list[int] = []
+
+    async def slowly(parts: Sequence[TopicPartition]) -> None:
+        began.extend(part.partition for part in parts)
+        await trio.sleep(60)
+
+    async with (
+        shop(2) as (_, client),
+        client.consumer(
+            ORDERS,
+            group="billing",
+            start="earliest",
+            auto_commit_s=None,
+            revoke_s=5,
+            on_revoked=slowly,
+        ) as first,
+    ):
+        await send(client, 0, 20)
+        assert sorted(await rest(first)) == list(range(20))
+        async with client.consumer(ORDERS, group="billing", start="earliest") as second:
+            again = await second.poll(wait_s=20)
+            assert {each.id.partition for each in again} == {*began}
+        assert "on_revoked was cut off after 4 s" in caplog.text
+        with pytest.raises(CommitRefused, match=f"partition {began[0]} of shop/orders"):
+            await first.commit()
+        await first.commit()

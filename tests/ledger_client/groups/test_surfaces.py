@@ -312,7 +312,8 @@ def test_what_a_cancelled_task_never_saw_comes_again(monkeypatch: pytest.MonkeyP
         ) as consumer:
             assert len(await consumer.poll(wait_s=10, messages_max=2)) == 2
             call = consumer._portal.call
-            for ask in (consumer.poll, consumer.poll_batches, consumer.__anext__):
+            one = consumer.__anext__
+            for ask in (one, consumer.poll, consumer.poll_batches, one):
 
                 async def cancel(work: Callable[..., Awaitable[R]], *args: object) -> R:
                     await call(work, *args)
@@ -323,8 +324,8 @@ def test_what_a_cancelled_task_never_saw_comes_again(monkeypatch: pytest.MonkeyP
                 with pytest.raises(asyncio.CancelledError):
                     await ask()
                 await consumer.commit()
-                (place,) = consumer.committed()
-                assert place.place.skip == 2
+                for (place,) in (consumer.committed(), consumer.position()):
+                    assert place.place.skip == 2
             assert [each.value for each in await consumer.poll(wait_s=10)] == [
                 b"2",
                 b"3",
@@ -333,6 +334,35 @@ def test_what_a_cancelled_task_never_saw_comes_again(monkeypatch: pytest.MonkeyP
             ]
 
     run(program)
+
+
+def test_a_message_that_a_thread_asks_for_after_a_poll_is_taken_back_alone(
+    client: BlockingClient,
+) -> None:
+    """Those of the poll are done with, also where it is taken without a call."""
+    send(client, *(b"%d" % number for number in range(6)))
+    with client.consumer(TOPIC, group="billing", start="earliest") as consumer:
+        seen = [next(consumer), *consumer.poll(messages_max=2), next(consumer)]
+        consumer._portal.call(take_back, consumer._inner)
+        assert values([*seen, next(consumer)]) == [0, 1, 2, 3, 3]
+
+
+def test_a_message_that_a_task_asks_for_after_a_poll_is_taken_back_alone() -> None:
+    async def program(client: AioClient) -> None:
+        async with client.producer(TOPIC) as producer:
+            await producer.send_many([b"%d" % number for number in range(6)])
+        async with client.consumer(TOPIC, group="mail", start="earliest") as consumer:
+            seen = [await anext(consumer), *await consumer.poll(messages_max=2)]
+            seen.append(await anext(consumer))
+            await consumer._portal.call(take_back, consumer._inner)
+            seen.append(await anext(consumer))
+            assert values(seen) == [0, 1, 2, 3, 3]
+
+    run(program)
+
+
+async def take_back(consumer: GroupConsumer) -> None:
+    consumer.take_back()
 
 
 def run(program: Callable[[AioClient], Awaitable[None]]) -> None:
