@@ -43,16 +43,22 @@ async def find_cluster(connection: Connection, *, create: bool) -> Layout:
                 raise MetadataBroken(f"{connection.name}: {LAYOUT} is missing beside {paths.ROOT}")
             has_looked_again = True  # another process may have made both between these reads
             continue
-        if not create:
-            raise MetadataBroken(
-                f"{connection.name} holds no cluster: check the path; a new bookie makes one"
-            )
-        if found is None:
-            await _refuse_foreign(connection)
-            await _refuse_nested(connection)
+        await _check_path(connection, create=create, is_begun=found is not None)
         if top is None:
             await connection.make_root()
         await _make(connection, has_layout=found is not None)
+
+
+async def _check_path(connection: Connection, *, create: bool, is_begun: bool) -> None:
+    """Raise MetadataBroken unless a cluster may be made at the path, or completed."""
+    if not is_begun:
+        await _refuse_nested(connection)
+    if not create:
+        raise MetadataBroken(
+            f"{connection.name} holds no cluster: check the path; a new bookie makes one"
+        )
+    if not is_begun:
+        await _refuse_foreign(connection)
 
 
 async def _refuse_foreign(connection: Connection) -> None:

@@ -287,13 +287,16 @@ async def test_what_was_started_is_stored_before_a_partition_moves(
             ORDERS, group="billing", start="earliest", auto_commit_s=None
         ) as first:
             await trio.sleep(5)
-            assert len(await first.poll()) == 40
+            messages = await first.poll()
+            assert len(messages) == 40
             count_commits(cluster)
             async with client.consumer(
                 ORDERS, group="billing", start="earliest", auto_commit_s=None
             ) as second:
                 await trio.sleep(5)
-                first.commit_nowait()
+                first.commit_nowait(messages[0])
+                await trio.sleep(0.05)
+                first.commit_nowait()  # waits for the other, which is being stored
                 assert await first.poll(wait_s=3) == []
                 assert len(first.assignment()) == 1
                 assert await rest(second) == []

@@ -96,12 +96,13 @@ async def test_a_path_with_something_else_is_refused() -> None:
         await found({"/": b"", "/somebody": b"else"})
 
 
-async def test_a_path_within_another_cluster_is_refused() -> None:
+@pytest.mark.parametrize("create", [False, True])
+async def test_a_path_within_another_cluster_is_refused(create: bool) -> None:
     """Its own programs, and BookKeeper's, would meet nodes there that they do not know."""
     held = Nodes({}, {})
     held.above = ["/quire"]
     with pytest.raises(MetadataBroken, match="is within the cluster at /quire"):
-        await find_cluster(cast("Connection", held), create=True)
+        await find_cluster(cast("Connection", held), create=create)
     assert held.nodes == {}
 
 
