@@ -14,8 +14,9 @@ In limbo it does not serve before it read from metadata which ledgers to fence (
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import NoReturn
 
 import msgspec
@@ -25,19 +26,20 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from bookie.bookie_addresses import BookieAddresses
 from bookie.calls import Calls
-from bookie.config import BookieConfig, ConfigError
+from bookie.config import BookieConfig
 from bookie.cookie import check_cookie
 from bookie.descriptors import fit_descriptors
 from bookie.disk import DiskGuard
 from bookie.drain import DrainState
-from bookie.errors import cause_of
+from bookie.errors import BookieError, cause_of
 from bookie.hints import Hints
 from bookie.host import Host, Roles, keep_roles
 from bookie.incarnations import Incarnations
 from bookie.listeners import address_of, listen
+from bookie.lock import lock_id
 from bookie.lost_records import fence_forgotten, notice_amnesia
 from bookie.metrics import BookieMetrics
-from bookie.own_address import check_alone, with_port
+from bookie.own_address import check_alone, doubt_of, with_port
 from bookie.pages import Page, Pages
 from bookie.registration import Registration
 from bookie.security import Security, read_security
@@ -51,7 +53,7 @@ from metadata.records import CookieRecord
 from metadata.sessions import ProcessSession
 from metadata.store import MetadataStore
 from metadata.time.timekeeper import Timekeeper
-from metadata.urls import takes_bookkeepers_clients
+from metadata.urls import is_for_many_hosts, takes_bookkeepers_clients
 
 ALONE_S = 2.0
 """Longer than its lease, a bookie waits for a dead one that had the same address."""
@@ -84,13 +86,14 @@ async def check_place(config: BookieConfig) -> str:
 
 
 async def wait_until_alone(
-    config: BookieConfig, store: MetadataStore, bookie_id: str, address: str
+    config: BookieConfig, store: MetadataStore, bookie_id: str, address: str, owner: str = ""
 ) -> None:
-    """Wait for a dead bookie of the same address as long as it may be registered.
+    """Wait for a dead bookie of the same address or name as long as it may be registered.
 
     Raises as check_alone().
     """
-    await check_alone(store, bookie_id, address, limit_s=config.lease_ttl_s + ALONE_S)
+    limit_s = config.lease_ttl_s + ALONE_S
+    await check_alone(store, bookie_id, address, owner=owner, limit_s=limit_s)
 
 
 async def run_bookie(
@@ -220,8 +223,8 @@ class _Bookie:
             await nursery.start(disk.run)
             if storage.limbo.is_on:
                 await fence_forgotten(storage, store, bookie_id)
-            listeners = await listen(config.host, config.port)
-            address = with_port(config.advertised_address or address_of(listeners[0]))
+            owner = f"{cookie.cookie_id}/{await trio.to_thread.run_sync(lock_id, config)}"
+            listeners, address = await self._listen(bookie_id, owner)
             drain = DrainState(store, disk, bookie_id, cookie_id=cookie.cookie_id)
             status = Status(
                 bookie_id=bookie_id,
@@ -248,13 +251,15 @@ class _Bookie:
                 status,
                 disk,
                 drain,
-                owner=cookie.cookie_id,
+                owner=owner,
+                check_alone=partial(check_alone, store, bookie_id, address, owner=owner),
                 update_s=config.lease_ttl_s / 3,
             )
             nursery.start_soon(upkeep.run)
             try:
-                await self._register(nursery, registration, status)
-            except ConfigError:
+                await nursery.start(registration.run)
+                await check_alone(store, bookie_id, address)  # two may start at the same time
+            except BookieError:
                 await session.aclose()
                 raise
             self._enter(BookieState.READY)
@@ -266,14 +271,24 @@ class _Bookie:
                 with trio.CancelScope(shield=True):
                     await session.aclose()
 
-    async def _register(
-        self, nursery: trio.Nursery, registration: Registration, status: Status
-    ) -> None:
-        """Register, unless another bookie has this one's address."""
-        own = (self._store, status.bookie_id, status.address)
-        await wait_until_alone(self._config, *own)
-        await nursery.start(registration.run)
-        await check_alone(*own)  # again, for two that start at the same time
+    async def _listen(
+        self, bookie_id: str, owner: str
+    ) -> tuple[Sequence[trio.SocketListener], str]:
+        """Open the port, and return the bookie's address once no other one has it, or its name."""
+        config = self._config
+        listeners = await listen(config.host, config.port)
+        try:
+            address = with_port(config.advertised_address or address_of(listeners[0]))
+            await wait_until_alone(config, self._store, bookie_id, address, owner)
+            doubt = await doubt_of(address) if is_for_many_hosts(config.metadata) else ""
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                for listener in listeners:
+                    await listener.aclose()
+            raise
+        if doubt:
+            _log.warning("%s; set advertised_address to what leads here from all hosts", doubt)
+        return listeners, address
 
     async def _host(self, host: Host) -> NoReturn:
         if self._roles is None:

@@ -1,20 +1,24 @@
 """One process at a time: the lock on a bookie's folders.
 
 It is an flock on the file ``lock`` of each folder. The kernel releases it when the process
-ends, even after a crash, so a lock never has to be cleaned up.
+ends, even after a crash, so a lock never has to be cleaned up. It holds on one host: another one
+that has the same disk, or a copy of the folders, is not kept out.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
 from bookie.config import BookieConfig
 from bookie.durable import make_folder, open_private
 from bookie.errors import BookieError
+from metadata.clock_rows import host_boot
 
 FILE_NAME = "lock"
 
@@ -39,6 +43,17 @@ def hold_folders(config: BookieConfig) -> Iterator[None]:
             if folder.is_dir():
                 held.enter_context(_hold(folder))
         yield
+
+
+def lock_id(config: BookieConfig) -> str:
+    """Return an id of what the locks of *config* hold for: these folders, on this boot of the host.
+
+    Of two processes with the same id only one can hold the locks. Raises OSError.
+    """
+    stats = [Path(each).stat() for each in (config.journal_folder, config.ledger_folder)]
+    parts = [host_boot() or secrets.token_hex(16)]  # without an id of its boot: this process only
+    parts += [f"{stat.st_dev}/{stat.st_ino}" for stat in stats]
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
 
 
 @contextlib.contextmanager

@@ -1,12 +1,15 @@
 """Registration: the lease ``bookies/<id>``, where clients find a bookie's address.
 
 It lives as long as the bookie's session. Its value is updated when it has changed. While the
-metadata store is down, the bookie still serves clients that know its address, and retries.
+metadata store is down, the bookie still serves clients that know its address, and retries. Once
+another process has the lease, the bookie ends: that one serves with a copy of its folders, or with
+the folders themselves on another host.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
 import trio
@@ -14,7 +17,7 @@ import trio
 from bookie.disk import DiskGuard
 from bookie.drain import DrainState
 from bookie.status import Status
-from metadata.errors import LeaseLost, MetadataError
+from metadata.errors import LeaseHeld, LeaseLost, MetadataError
 from metadata.records import bookie_lease, encode_record
 from metadata.sessions import HeldLease, ProcessSession
 
@@ -29,8 +32,9 @@ class Registration:
         status: the lease's value.
         disk: its signal *changed* requests an update at once.
         drain: read before each update.
-        owner: the cookie's id. It identifies the folders, which only one process holds at a
+        owner: names the folders on this boot of the host, which only one process holds at a
             time, so that a killed bookie can register again at once.
+        check_alone: raises BookieError if another process serves as this bookie.
         update_s: interval at which the value is looked at.
     """
 
@@ -42,6 +46,7 @@ class Registration:
         drain: DrainState,
         *,
         owner: str,
+        check_alone: Callable[[], Awaitable[None]],
         update_s: float,
     ) -> None:
         self._session = session
@@ -49,6 +54,7 @@ class Registration:
         self._disk = disk
         self._drain = drain
         self._owner = owner
+        self._check_alone = check_alone
         self._update_s = update_s
         self._held: HeldLease | None = None
         self._value = b""
@@ -60,6 +66,7 @@ class Registration:
 
         Raises:
             MetadataError: the store refused the first registration.
+            BookieError: another process serves as this bookie.
         """
         await self._drain.look()
         await self._grant()
@@ -89,8 +96,14 @@ class Registration:
         self._disk.changed.set()
 
     async def _grant(self) -> None:
-        name, value = bookie_lease(self._status.bookie_id), encode_record(self._status.record())
-        self._held = await self._session.grant(
-            name, owner=self._owner, value=value, on_over=self._over
-        )
-        self._value = value
+        name = bookie_lease(self._status.bookie_id)
+        while self._held is None:
+            value = encode_record(self._status.record())
+            try:
+                self._held = await self._session.grant(
+                    name, owner=self._owner, value=value, on_over=self._over
+                )
+            except LeaseHeld:
+                await self._check_alone()  # it names who has it, unless that one is gone by now
+            else:
+                self._value = value

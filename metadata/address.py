@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -34,6 +35,14 @@ def parse_address(text: str) -> Address:
     if not (port.isascii() and port.isdigit() and 1 <= int(port[:6]) <= 65535):
         raise BadAddress(f"{text!r} has no valid port; expected 1 to 65535")
     return Address(host, int(port))
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if *host* leads each host to itself. A name is not looked up."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def format_cluster(addresses: Sequence[Address]) -> str:

@@ -19,18 +19,21 @@ class Registrations(msgspec.Struct, frozen=True):
     Attributes:
         bookies: their records, by rising id.
         epochs: of their leases, by id; a restart changes it.
+        owners: of their leases, by id, also of the unreadable ones.
         unreadable: ids whose registration cannot be decoded, each with the reason.
     """
 
     bookies: list[BookieRecord]
     epochs: dict[str, int]
+    owners: dict[str, str]
     unreadable: dict[str, str]
 
 
 async def list_registrations(store: MetadataStore) -> Registrations:
     """Return the bookies that are registered now. Raises MetadataError."""
-    found = Registrations([], {}, {})
+    found = Registrations([], {}, {}, {})
     for lease in await leases_under(store, BOOKIES):
+        found.owners[lease.name.removeprefix(BOOKIES)] = lease.owner
         try:
             bookie = decode_bookie(lease.name, lease.value)
         except BadRecord as wrong:

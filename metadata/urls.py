@@ -12,6 +12,7 @@ from pathlib import Path
 
 import trio
 
+from metadata.address import is_loopback
 from metadata.cluster_url import is_cluster_url, shown, without_password
 from metadata.errors import BadAddress
 from metadata.moving import MovableStore
@@ -85,6 +86,13 @@ def check_url(url: str) -> None:
 def takes_bookkeepers_clients(url: str) -> bool:
     """Return True if clients of BookKeeper may create ledgers in the store that *url* names."""
     return is_zookeeper_url(url)
+
+
+def is_for_many_hosts(url: str) -> bool:
+    """Return True if bookies on other hosts can reach the store that *url* names, too."""
+    if not is_zookeeper_url(url):
+        return False
+    return any(not is_loopback(each.host) for each in parse_zookeeper_url(url).addresses)
 
 
 def _path(url: str) -> Path:

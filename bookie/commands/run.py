@@ -74,7 +74,8 @@ def run(
 
     Prints "ready bookie://HOST:PORT" once it serves; logs go to standard error. A stop
     flushes the memtable and ends the bookie's registration. Exit code 0 after a stop; 1 if
-    the bookie cannot start, or its disk fails or hangs; 2 if a setting is wrong.
+    the bookie cannot start, or its disk fails or hangs; 2 if a setting is wrong; 3 if its
+    metadata store cannot be reached.
     """  # noqa: D301 - the backslash keeps lines
     config = options.read_config(config_file, settings, **direct)
     check_url(config.metadata)  # before any folder is made

@@ -19,10 +19,12 @@ from functools import partial
 import msgspec
 import trio
 
-from ledger_client.errors import NotEnoughBookies
+from ledger_client.errors import BookieUnavailable, NotEnoughBookies
 from ledger_client.ledgers.racks import best_for, spread_at, spread_of, spread_out
 from ledger_client.wire.bookies import Bookies
 from metadata.records import BookieRecord
+
+NAMED_MAX = 3
 
 
 class _Stay(msgspec.Struct):
@@ -93,9 +95,14 @@ class Placement:
             MetadataUnavailable: the store did not answer in time.
         """
         live = await self._bookies.live()
-        unreachable: set[str] = set()
+        unreachable: dict[str, BookieUnavailable] = {}
         while True:
-            chosen = self._choose(live, size, write_quorum, unreachable)
+            try:
+                chosen = self._choose(live, size, write_quorum, unreachable)
+            except NotEnoughBookies as few:
+                for failure in [*unreachable.values()][:NAMED_MAX]:
+                    few.add_note(f"not counted: {failure}")
+                raise
             failed = await self._bookies.unreachable(chosen)
             if not failed:
                 return chosen

@@ -7,12 +7,15 @@ import pytest
 import trio
 from leases import grant
 from memory_store import MemoryStore
+from rig import settings
 from running import registered, running
 
+from bookie import daemon
 from bookie.config import ConfigError, load_config
-from bookie.own_address import check_address, check_alone, with_port
+from bookie.own_address import check_address, check_alone, doubt_of, with_port
 from metadata.records import BookieRecord, bookie_lease, encode_record
 from metadata.sqlite import SqliteStore
+from metadata.urls import open_store
 
 HERE = "10.0.0.1:3181"
 
@@ -63,11 +66,40 @@ def test_an_advertised_address_is_registered_with_its_port(text: str) -> None:
     assert with_port(f"{text}:9") == f"{text}:9"
 
 
+@pytest.mark.parametrize(
+    ("address", "doubt"),
+    [
+        ("127.0.0.1:3181", "leads each host to itself"),
+        ("localhost:3181", "leads each host to itself"),
+        ("[::1]:3181", "leads each host to itself"),
+        ("no-such-host.invalid:3181", "no-such-host.invalid is not known here"),
+        ("10.0.0.1:3181", ""),
+    ],
+)
+async def test_an_address_that_others_may_not_reach_is_doubted(address: str, doubt: str) -> None:
+    assert doubt in await doubt_of(address)
+    assert bool(doubt) == bool(await doubt_of(address))
+
+
+async def test_a_bookie_of_many_hosts_warns_of_such_an_address(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings(tmp_path)
+    async with open_store(config.metadata) as store:
+        async with running(config, store):
+            pass
+        assert "advertised_address" not in caplog.text
+        monkeypatch.setattr(daemon, "is_for_many_hosts", lambda _url: True)
+        async with running(config, store):
+            pass
+    assert "leads each host to itself; set advertised_address" in caplog.text
+
+
 async def test_a_bookie_does_not_serve_under_another_ones_address(tmp_path: Path) -> None:
     store = await SqliteStore.open(tmp_path / "metadata.db")
-    settings = {"host": "127.0.0.1", "port": "0", "lease_ttl_s": "0.5", "disk_reserve": "0"}
+    values = {"host": "127.0.0.1", "port": "0", "lease_ttl_s": "0.5", "disk_reserve": "0"}
     (tmp_path / "b2").mkdir()
-    config = load_config(None, {**settings, "data_folder": str(tmp_path / "b2")})
+    config = load_config(None, {**values, "data_folder": str(tmp_path / "b2")})
     config = msgspec.structs.replace(config, advertised_address=HERE)
     await grant(store, bookie_lease("b1"), "b1", ttl_s=100, value=record("b1"))
     with pytest.RaisesGroup(pytest.RaisesExc(ConfigError), flatten_subgroups=True):

@@ -12,7 +12,12 @@ from ledger_client.wire.stores import timeout_of_calls_s
 from metadata.errors import BadAddress, MetadataUnavailable
 from metadata.sqlite import SqliteStore
 from metadata.store import MetadataStore
-from metadata.urls import check_url, open_store, takes_bookkeepers_clients
+from metadata.urls import (
+    check_url,
+    is_for_many_hosts,
+    open_store,
+    takes_bookkeepers_clients,
+)
 
 
 async def test_a_sqlite_url_opens_a_file_and_closes_it(path: Path) -> None:
@@ -93,3 +98,17 @@ async def test_a_shorter_deadline_counts_for_zookeeper(monkeypatch: pytest.Monke
         pass
     timeout_of_calls_s.reset(token)
     assert limits == [10.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("url", "is_shared"),
+    [
+        ("sqlite:///a", False),
+        ("zk://127.0.0.1:2181/a", False),
+        ("zk://localhost,[::1]:2181/a", False),
+        ("zk://localhost,zk2/a", True),
+        ("zk+tls://10.0.0.1:2281/a", True),
+    ],
+)
+def test_a_store_on_loopback_is_for_one_host(url: str, is_shared: bool) -> None:
+    assert is_for_many_hosts(url) == is_shared

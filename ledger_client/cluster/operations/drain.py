@@ -192,7 +192,7 @@ class Remaining:
                 self._note(decode_ledger(ledger_key(ledger_id), found.value))
 
     def _note(self, record: LedgerRecord) -> None:
-        if any(self._bookie_id in fragment.bookies for fragment in record.fragments):
+        if _is_listed(record, self._bookie_id):
             closed = record.state is LedgerState.CLOSED
             size = shares_of(record).sizes[self._bookie_id] if closed else None
             self._sizes[record.ledger_id] = size
@@ -201,10 +201,11 @@ class Remaining:
 async def shortages(
     ledgers: Ledgers, store: MetadataStore, bookie_id: str
 ) -> tuple[list[str], int]:
-    """Check that every closed ledger has all its copies without *bookie_id*.
+    """Check that no closed ledger lacks a copy that *bookie_id* may have.
 
     Bookies answer from their indexes and do not verify the records, but known damage
-    does not count as a copy.
+    does not count as a copy. What a ledger lacks is no reason to keep a bookie that answers and
+    has nothing of it.
 
     Returns:
         A description of what is missing, for at most five ledgers, and the number of all
@@ -216,7 +217,10 @@ async def shortages(
     async for record in ledger_records(store):
         if record.state is not LedgerState.CLOSED:
             continue
-        problem = await _shortage(ledgers, record, bookie_id, damaged.get(record.ledger_id, []))
+        marked = damaged.get(record.ledger_id, [])
+        problem = await _shortage(ledgers, record, bookie_id, marked)
+        if problem:
+            problem = await _needing(ledgers, record, bookie_id, problem)
         count += bool(problem)
         if problem and len(named) < NAMED_MAX:
             named.append(f"ledger {record.ledger_id} lacks {problem}")
@@ -242,6 +246,22 @@ async def _shortage(
             if missing:
                 return f"entries {missing[0][0]} to {missing[0][1]} on {name}"
     return ""
+
+
+async def _needing(ledgers: Ledgers, record: LedgerRecord, bookie_id: str, problem: str) -> str:
+    """Return *problem*, and what the bookie may have against it; "" if it certainly has nothing."""
+    if _is_listed(record, bookie_id):
+        return problem
+    named = LedgerName(record.ledger_id, record.incarnation)
+    presence, reasons = await look(ledgers, [bookie_id], named)
+    held = presence[bookie_id]
+    if held is None:
+        return f"{problem}, and {bookie_id} does not say what it has of it ({reasons[bookie_id]})"
+    return f"{problem}, and {bookie_id} has a copy" if held else ""
+
+
+def _is_listed(record: LedgerRecord, bookie_id: str) -> bool:
+    return any(bookie_id in fragment.bookies for fragment in record.fragments)
 
 
 async def _wait_until_empty(store: MetadataStore, bookie_id: str, on_progress: OnProgress) -> None:

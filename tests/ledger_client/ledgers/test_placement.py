@@ -148,3 +148,17 @@ async def test_a_quiet_time_is_forgiveness(mock_clock: MockClock) -> None:
     quarantine.failed("b1")
     mock_clock.jump(5.1)
     assert "b1" not in quarantine
+
+
+async def test_registered_bookies_that_were_not_counted_are_named(
+    autojump_clock: MockClock,
+) -> None:
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        cluster.kill("b2")
+        with pytest.raises(NotEnoughBookies) as few:
+            async with client.ledgers.create(3, 3, 2):
+                pass
+        assert few.value.healthy == 2
+        (note,) = few.value.__notes__
+        assert note.startswith("not counted: bookie b2: ")
+        assert "b2 is down" in note

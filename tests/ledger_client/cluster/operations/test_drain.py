@@ -133,21 +133,35 @@ async def test_it_is_refused_while_an_entry_has_too_few_copies_elsewhere(
 async def test_what_is_known_to_be_damaged_is_no_copy(
     autojump_clock: MockClock, cluster: MemoryCluster, client: Client
 ) -> None:
-    ledger_id = await write(client, cluster, "b2", "b3", "b4")
+    ledger_id = await write(client, cluster, "b1", "b3", "b4")
+    move(cluster, ledger_id, "b1", "b2")
     mark = UnderReplicated(ledger_id, "damaged", 1, damaged=[DamagedRun("b3", 0, 1)])
     await cluster.store.put(underreplicated_key(ledger_id), encode_record(mark))
-    with pytest.raises(DrainRefused, match="entries 0 to 1 on b3"):
+    with pytest.raises(DrainRefused, match="entries 0 to 1 on b3, and b1 has a copy"):
         await drain(client._context.ledgers, cluster.store, "b1")
 
 
 async def test_a_bookie_that_does_not_answer_proves_nothing(
     autojump_clock: MockClock, cluster: MemoryCluster, client: Client
 ) -> None:
-    await write(client, cluster, "b2", "b3", "b4")
+    ledger_id = await write(client, cluster, "b1", "b3", "b4")
+    move(cluster, ledger_id, "b1", "b2")
     cluster.kill("b3")
-    with pytest.raises(DrainRefused, match=r"an answer from b3 \(.*b3 is down\)"):
+    with pytest.raises(DrainRefused, match=r"an answer from b3 \(.*b3 is down\), and b1 has"):
+        await drain(client._context.ledgers, cluster.store, "b1")
+    cluster.kill("b1")
+    with pytest.raises(DrainRefused, match=r"b1 does not say what it has of it \(.*b1 is down"):
         await drain(client._context.ledgers, cluster.store, "b1")
     assert is_known(cluster, "b1")
+
+
+async def test_a_bookie_that_has_nothing_goes_whatever_others_lack(
+    autojump_clock: MockClock, cluster: MemoryCluster, client: Client
+) -> None:
+    await write(client, cluster, "b2", "b3", "b4")
+    cluster.kill("b3")
+    await drain(client._context.ledgers, cluster.store, "b1")
+    assert not is_known(cluster, "b1")
 
 
 async def test_it_is_refused_at_once_when_an_ensemble_fits_nowhere(
