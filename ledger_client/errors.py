@@ -298,8 +298,8 @@ class SendUnknown(TopicError, OutcomeUnknown):
     def __init__(self, topic: str, *, partition: int, lane: int, count: int, reason: str) -> None:
         LedgerError.__init__(
             self,
-            f"topic {topic}: {lane_text(partition, lane)}: {count} messages, outcome unknown: "
-            f"{reason}",
+            f"topic {topic}: {lane_text(partition, lane)}: {count} "
+            f"message{'s' * (count != 1)}, outcome unknown: {reason}",
         )
         self.topic = topic
         self.first_entry = self.last_entry = -1

@@ -57,7 +57,12 @@ def parse_cluster_url(url: str) -> ClusterUrl:
     before, at, listed = rest.rpartition("@")
     if not at and (":" in rest and "@" in query):
         raise BadAddress("a '?' of a user or a password stands as %3F before the @")
-    texts = _SEPARATORS.split(listed.removesuffix("/"))
+    listed = listed.removesuffix("/")
+    if "/" in listed:
+        raise BadAddress(
+            f"{scheme}:// takes no path, expected {scheme}://host:port; a / of a password is %2F"
+        )
+    texts = _SEPARATORS.split(listed)
     addresses = [_parse_address(text, is_behind_login=bool(at)) for text in texts]
     login = _parse_login(before) if at else None
     access = Access(tls=SCHEMES[scheme], login=login, **_parse_files(query, tls=SCHEMES[scheme]))

@@ -311,11 +311,17 @@ def _half(found: Versioned, digest: str) -> HalfImport:
 
 async def _check_empty(store: MovableStore) -> None:
     if page := await store.list("", limit=1):
-        raise MetadataBroken(f"the store is not empty: it has the key {page[0][0]}")
+        raise _not_empty(f"it has the key {page[0][0]}")
     if leases := await store.leases(""):
-        raise MetadataBroken(f"the store is not empty: the lease {leases[0].name} is live")
+        raise _not_empty(f"the lease {leases[0].name} is live")
     if counters := (await store.floors()).counters:
-        raise MetadataBroken(f"the store is not empty: it has issued ids of {min(counters)}")
+        raise _not_empty(f"it has issued ids of {min(counters)}")
+
+
+def _not_empty(why: str) -> MetadataBroken:
+    return MetadataBroken(
+        f"the store is not empty: {why}; name a file or a path that does not exist yet"
+    )
 
 
 def _batches(archive: Archive, *, skip: int) -> Iterator[list[KeyLine]]:

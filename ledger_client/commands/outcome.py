@@ -30,12 +30,13 @@ from ledger_client.errors import (
 from metadata.errors import MetadataError
 from metadata.outcome import Exit, Program, first_of
 
-_START_ONE = (
-    "start a cluster with `bookie standalone --data DIR`, or name a running one with --cluster"
+_FIND_ONE = (
+    "check --cluster, and that its bookies and their metadata store run; "
+    "`bookie standalone --data DIR` starts a cluster on this host"
 )
 # The next step, for errors whose own message does not name it.
 _ADVICE: dict[type[BaseException], str] = {
-    MetadataUnavailable: _START_ONE,
+    MetadataUnavailable: _FIND_ONE,
     NoSuchLedger: "`quire ledger list` shows those that exist",
     WrongPassword: "pass the one it was created with by --password or QUIRE_PASSWORD",
     NotEnoughBookies: "`quire cluster status` shows them",

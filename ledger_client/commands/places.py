@@ -18,6 +18,8 @@ from metadata.time.timestamps import compose, split
 By = Literal["event-time", "publish-time", "timestamp"]
 BYS: tuple[By, ...] = ("event-time", "publish-time", "timestamp")
 NS_PER_MS = 1_000_000
+SOONEST_NS = 10**17
+"""A publish time below is a year, or in seconds, milliseconds or microseconds."""
 FindTopic = Callable[[str], Awaitable[TopicInfo]]
 
 
@@ -39,12 +41,17 @@ class Point(NamedTuple):
     def time(self, by: By) -> Time:
         """Return the number as a time of the kind *by*.
 
-        Raises UsageError for a number that is no timestamp, where one is meant.
+        Raises UsageError for a number that is no timestamp, or too small a publish time.
         """
         if by == "event-time":
             return EventTime(self.number)
         ms = -(-self.number // NS_PER_MS)
         if by == "publish-time":
+            if not self.is_moment and 0 < self.number < SOONEST_NS:
+                raise click.UsageError(
+                    f"{self.number} nanoseconds since 1970 are before any publish time; "
+                    "write a date, as 2024-05-01"
+                )
             return PublishTime(ms)
         try:
             if self.is_moment:

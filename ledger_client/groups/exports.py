@@ -110,7 +110,8 @@ async def check_places(
                 continue  # also of a lane that is not there yet
             found = known.get((part.partition, lane))
             if found is None or not await _is_in(found, place):
-                reason = f"partition {part.partition}, lane {lane}: there is no place {place.at}"
+                where = f"ledger {place.ledger_id}, entry {place.entry}, message {place.skip}"
+                reason = f"partition {part.partition}, lane {lane}: there is no place at {where}"
                 raise BadTopic(reason, topic=part.topic)
             if place.skip:
                 await finder.check(found, place)

@@ -68,14 +68,33 @@ class EventTime(_EventTime):
         return _first(batch.event_times, start, lambda time: time is not None and time >= self.ns)
 
 
-class Timestamp(NamedTuple):
-    """46 bits of Unix milliseconds and 18 more, assigned by the cluster. 0 means none."""
-
+class _Timestamp(NamedTuple):
     value: int
 
+
+class Timestamp(_Timestamp):
+    """46 bits of Unix milliseconds and 18 more, assigned by the cluster. 0 means none.
+
+    Attributes:
+        value: the 64 bits, an int.
+
+    Raises:
+        TypeError: it is no integer.
+        ValueError: it is not from 0 to 2**64 - 1.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, value: int) -> Self:
+        """Check the value."""
+        number = _as_int(value, "a timestamp is 64 bits as an int")
+        if not 0 <= number < 1 << 64:
+            raise ValueError(f"a timestamp is from 0 to 2**64 - 1, and not {value}")
+        return super().__new__(cls, number)
+
     def next(self) -> Timestamp:
-        """Return the next point in time."""
-        return Timestamp(self.value + 1)
+        """Return the next point in time; the last one has a next one, too."""
+        return Timestamp._make((self.value + 1,))
 
     def rises(self, lane: LaneRef) -> bool:
         """Always true: timestamps of a lane rise."""
@@ -188,6 +207,7 @@ def entry_ms(header: BatchHeader) -> int:
 EVENT_TIME_MIN, EVENT_TIME_MAX = -(1 << 63) + 1, (1 << 63) - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+_OR_DATETIME = "since 1970 as an int, or a datetime with a time zone"
 
 
 def event_time_ns(time: object) -> int:
@@ -214,23 +234,20 @@ def _as_ns(time: object, kind: str) -> int:
                 f"the {kind} {time} has no time zone: name one, as in datetime.now(UTC)"
             )
         return (time - _EPOCH) // _MICROSECOND * 1000
-    return _as_int(time, f"an {kind} is nanoseconds")
+    return _as_int(time, f"an {kind} is nanoseconds {_OR_DATETIME}")
 
 
 def _as_ms(time: object) -> int:
     if isinstance(time, datetime):
         return -(-_as_ns(time, "publish time") // 1_000_000)
-    return _as_int(time, "a publish time is milliseconds")
+    return _as_int(time, f"a publish time is milliseconds {_OR_DATETIME}")
 
 
 def _as_int(time: object, wanted: str) -> int:
     try:
         return index(time)  # type: ignore[arg-type]
     except TypeError:
-        raise TypeError(
-            f"{wanted} since 1970 as an int, or a datetime with a time zone, "
-            f"not {time!r} ({type(time).__name__})"
-        ) from None
+        raise TypeError(f"{wanted}, not {time!r} ({type(time).__name__})") from None
 
 
 Time = EventTime | Timestamp | PublishTime

@@ -55,12 +55,14 @@ class Failure(NamedTuple):
         reason: in words.
         is_login: it refuses the login, as all others will.
         is_final: it will refuse each attempt.
+        in_login: it closed the connection during a login, or soon after it.
     """
 
     where: Address
     reason: str
     is_login: bool = False
     is_final: bool = False
+    in_login: bool = False
 
 
 class Attempts:
@@ -90,6 +92,8 @@ class Attempts:
         self._silent: tuple[str, int] | None = None
         self._peer: Peer | None = None
         self._has_begun = False
+        self._logs_in = False
+        """a session has begun over this connection, and the login follows"""
 
     # --- the connection ----------------------------------------------------------------------
 
@@ -108,6 +112,7 @@ class Attempts:
             OSError: no connection, or no TLS over it.
         """
         self._where, self._address = Address(hostname, address[1]), address
+        self._logs_in = False
         if address == self._silent and len(self._url.addresses) > 1:
             self._silent = None
             raise OSError(0, "it was silent before")
@@ -157,6 +162,7 @@ class Attempts:
         """Note how long sessions live; all else is detail."""
         if text.startswith(_SESSION_BEGUN) and len(values) > 2 and isinstance(values[2], int):
             self._has_begun = True
+            self._logs_in = self._url.login is not None
             self._on_session(values[2] / 1000)
 
     def debug(self, text: str, *values: object) -> None:
@@ -169,7 +175,7 @@ class Attempts:
         """Report the error among *values*, if there is one."""
         for value in values:
             if isinstance(value, Exception):
-                self._on_failure(self._failure(value))
+                self._on_failure(self._failure(value)._replace(in_login=self._logs_in))
 
     warn = error = warning
 
@@ -177,7 +183,7 @@ class Attempts:
         """Report the error that is being handled."""
         error = sys.exc_info()[1]
         if isinstance(error, Exception):
-            self._on_failure(self._failure(error))
+            self._on_failure(self._failure(error)._replace(in_login=self._logs_in))
 
     def _failure(self, error: Exception) -> Failure:
         where = self._where
@@ -195,9 +201,13 @@ class Attempts:
             if not (self._has_begun or self._url.tls) and self._speaks_tls():
                 reason = f"{where} speaks TLS: write zk+tls://"
                 return Failure(where, reason, is_final=True)
-            return Failure(where, f"{where} closed the connection")
+            return Failure(where, f"{where} closed the connection{self._majority()}")
         self._silent = self._address
         return Failure(where, f"{where} did not answer")
+
+    def _majority(self) -> str:
+        is_begun = self._has_begun or len(self._url.addresses) == 1
+        return "" if is_begun else "; it serves only while a majority of its ensemble runs"
 
     def _tls_failure(self, error: ssl.SSLError) -> Failure:
         reason = (error.reason or str(error)).replace("_", " ").lower()

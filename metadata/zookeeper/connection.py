@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -59,6 +60,8 @@ TOGETHER_MAX = 500
 """Reads that are under way at a time for one call."""
 SILENT_PART = 4
 """A server that answers nothing for this part of the session is left for another one."""
+LOGINS_MAX = 3
+"""A ZooKeeper that closes so many connections during the login has no logins."""
 NUDGE_S = 0.25
 """A call without an answer for so long is followed by another one, and so on.
 
@@ -147,8 +150,6 @@ class KazooConnection:
         self.session_id = 0
         self.is_connected = False
         self.heard_at = -session_timeout_s
-        self.reason = ""
-        """why it is not connected, as far as that is known"""
         self._wanted_s = session_timeout_s
         self._answered_at = -session_timeout_s
         self._nudged_at = -session_timeout_s
@@ -160,6 +161,10 @@ class KazooConnection:
         self._url = url
         self._root = url.path
         self._served = False
+        self._reasons: dict[Address, str] = {}
+        """why the last attempt at each ZooKeeper failed, since there was a connection"""
+        self._logins: Counter[Address] = Counter()
+        """how often each closed the connection during the login"""
         self._refusing: set[Address] = set()
         """ZooKeepers that refuse each attempt"""
         self._client = self._start()
@@ -189,6 +194,11 @@ class KazooConnection:
         return client
 
     # --- the connection --------------------------------------------------------------
+
+    @property
+    def reason(self) -> str:
+        """Why it is not connected, as far as that is known."""
+        return "; ".join(self._reasons.values())
 
     async def connected(self) -> None:
         """As Connection.connected."""
@@ -236,15 +246,29 @@ class KazooConnection:
 
     def _note_failure(self, failure: Failure) -> None:
         """An attempt to connect failed, or a connection was lost."""
-        if self._served and not self.reason:  # one line for each time that it is away
+        if self._served and not self._reasons:  # one line for each time that it is away
             _log.warning("%s: %s", self.name, failure.reason)
-        self.reason = failure.reason
+        self._reasons[failure.where] = failure.reason
         if failure.is_final:
             self._refusing.add(failure.where)
+        if failure.in_login and not (failure.is_login or self._served):
+            self._note_closed_login(failure.where)
         if self._served:
             return
         if failure.is_login or self._refusing.issuperset(self._url.addresses):
-            self._fail(AccessDenied(f"{self.name}: {failure.reason}"))
+            self._fail(AccessDenied(f"{self.name}: {self._reasons[failure.where]}"))
+
+    def _note_closed_login(self, where: Address) -> None:
+        """One that is being stopped closes it, too, but not so often."""
+        assert self._url.login is not None
+        self._logins[where] += 1
+        if self._logins[where] >= LOGINS_MAX:
+            user = self._url.login.user
+            self._reasons[where] = (
+                f"{where} closes the connection whenever user {user!r} logs in; "
+                "has it logins (SASL DIGEST-MD5)?"
+            )
+            self._refusing.add(where)
 
     def _note_life(self, life_s: float) -> None:
         """The ensemble lets a session live *life_s*."""
@@ -454,7 +478,7 @@ class KazooConnection:
             # Its session lives from no earlier than when it was asked.
             self.heard_at = max(self.heard_at, reply.asked_at)
             self._served = True
-            self.reason = ""
+            self._reasons.clear()
             self._refusing.clear()
         self._under_way.discard(cast("_Reply[object]", reply))
         reply.settle(value, error)

@@ -16,6 +16,7 @@ from never_twice import never_twice
 from ledger_client import blocking
 from ledger_client.blocking import BlockingClient
 from ledger_client.errors import MetadataBroken
+from metadata.outcome import Exit
 from metadata.records import LedgerState, ledger_key
 from metadata.zookeeper.layout import Layout
 from metadata.zookeeper.ledger_metadata import decode_metadata
@@ -40,10 +41,10 @@ def run(*words: str | Path) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(command, capture_output=True, timeout=60, check=False)
 
 
-def refusal(*words: str | Path, command: str = "run") -> str:
+def refusal(*words: str | Path, command: str = "run", code: int = Exit.FAILED) -> str:
     """Start a bookie that must not start; return the one line that it says."""
     done = run(command, "--port", "0", "--log-level", "error", *words)
-    assert done.returncode == 1
+    assert done.returncode == code
     (line,) = done.stderr.decode().splitlines()
     return line
 
@@ -81,7 +82,8 @@ def test_bookies_with_data_make_no_cluster_at_a_mistyped_path(
 
 
 def test_a_zookeeper_that_is_down_is_told_in_one_line(tmp_path: Path) -> None:
-    told = refusal("--data", tmp_path, "--metadata", "zk://127.0.0.1:1/ledgers")
+    away = "zk://127.0.0.1:1/ledgers"
+    told = refusal("--data", tmp_path, "--metadata", away, code=Exit.UNREACHABLE)
     assert "zk://127.0.0.1:1/ledgers: no ZooKeeper answers in 10 s" in told
 
 

@@ -78,3 +78,10 @@ async def test_a_mistake_beside_a_password_does_not_print_it(url: str) -> None:
 def test_what_is_no_cluster_is_refused(url: str) -> None:
     with pytest.raises(BadAddress):
         parse_cluster_url(url)
+
+
+@pytest.mark.parametrize("url", ["bookie://a:1/b", "bookie+tls://al:secret@a:1/b"])
+def test_a_path_is_refused_with_what_to_write(url: str) -> None:
+    with pytest.raises(BadAddress, match=r"takes no path, expected bookie.*://host:port") as wrong:
+        parse_cluster_url(url)
+    assert "secret" not in str(wrong.value)

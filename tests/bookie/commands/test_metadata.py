@@ -136,7 +136,10 @@ def test_what_cannot_be_named_is_refused_in_one_line(
 def test_a_store_that_is_not_empty_stays_as_it_is(command: Command, old: str, house: Path) -> None:
     told = command("metadata", "import", house, "--metadata", old)
     assert told.code == Exit.FAILED
-    assert told.err == "bookie: the store is not empty: it has the key instance\n"
+    assert told.err == (
+        "bookie: the store is not empty: it has the key instance; name a file or a path that "
+        "does not exist yet\n"
+    )
 
 
 # --- check ---------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ def test_a_store_that_is_away_is_a_cluster_out_of_reach(
         raise MetadataUnavailable("nobody answers")
 
     assert conclude(ask, []) == Exit.UNREACHABLE
-    assert "nobody answers; start a cluster with `bookie standalone" in capsys.readouterr().err
+    assert "nobody answers; check --cluster, and that its bookies" in capsys.readouterr().err
 
 
 def test_quantities_read_as_people_write_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,3 +52,11 @@ def test_a_number_is_nanoseconds_or_a_timestamp(by: By, time: object) -> None:
 def test_what_is_no_timestamp_is_refused(text: str) -> None:
     with pytest.raises(click.UsageError, match="is not"):
         point(text).time("timestamp")
+
+
+@pytest.mark.parametrize("text", ["2020", "1714521600", "1714521600000", "1714521600000000"])
+def test_a_number_in_another_unit_than_nanoseconds_is_no_publish_time(text: str) -> None:
+    with pytest.raises(click.UsageError, match="before any publish time; write a date"):
+        point(text).time("publish-time")
+    assert point(text).time("event-time") == EventTime(int(text))
+    assert point("0").time("publish-time") == PublishTime(0)

@@ -10,7 +10,7 @@ import pytest
 from memory_cluster import memory_cluster
 from trio.testing import MockClock
 
-from ledger_client import BadGroup, BadTopic, EventTime, PublishTime
+from ledger_client import BadGroup, BadTopic, EventTime, PublishTime, Timestamp
 from ledger_client.groups.options import ConsumerOptions
 
 TOPIC = "shop/orders"
@@ -41,6 +41,17 @@ def test_a_time_that_could_mean_several_moments_is_refused(
         kind(NOON.replace(tzinfo=None))
     with pytest.raises(TypeError, match=f"an? {name} time is .* since 1970 .*, not '2024-05-01'"):
         kind(cast(int, "2024-05-01"))
+
+
+def test_a_timestamp_has_64_bits() -> None:
+    with pytest.raises(TypeError, match="a timestamp is 64 bits as an int, not 'x'"):
+        Timestamp(cast(int, "x"))
+    for value in (-1, 1 << 64):
+        with pytest.raises(ValueError, match=r"from 0 to 2\*\*64 - 1"):
+            Timestamp(value)
+    last = Timestamp((1 << 64) - 1)
+    assert last.next() > last
+    assert pickle.loads(pickle.dumps(last)) == last
 
 
 @pytest.mark.parametrize("time", [EventTime(NOON), PublishTime(NOON)])

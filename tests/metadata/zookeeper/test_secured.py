@@ -143,6 +143,16 @@ async def test_what_is_refused_is_refused_at_once_and_says_why(
         assert "s3cret" not in str(caught.value)
 
 
+async def test_a_login_where_there_are_none_is_refused_and_says_why(
+    certified: SecuredZooKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PASSWORD_VARIABLE, PASSWORD)
+    why = rf"closes the connection whenever user '{USER}' logs in; has it logins"
+    with trio.fail_after(AT_ONCE_S), pytest.raises(AccessDenied, match=why):
+        async with open_zookeeper_store(f"zk://{USER}@{certified.plain}/x", timeout_s=30):
+            pass
+
+
 async def test_tls_at_a_port_without_it_ends_at_the_deadline_and_says_why(
     guarded: SecuredZooKeeper,
 ) -> None:
