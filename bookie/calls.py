@@ -23,6 +23,7 @@ from bookie.garbage import Collector
 from bookie.hints import KEYS_MAX
 from bookie.incarnations import Incarnations
 from bookie.inspecting import Inspector
+from bookie.lost_records import forget_unknown
 from bookie.outbox import CallRoom
 from bookie.parked import MOVED_MAX
 from bookie.reads import ANSWER_SIZE_MAX
@@ -44,6 +45,7 @@ from metadata.failures import failure_of
 from metadata.groups.calls import DescribeGroups, GroupRequest
 from metadata.groups.coordinator import Coordinator
 from metadata.inspections import InspectionRequest
+from metadata.records import LedgerState
 from metadata.store import (
     KEY_SIZE_MAX,
     LEASE_VALUE_SIZE_MAX,
@@ -71,7 +73,7 @@ _GROUPS_SIZE = 4 << 20
 _CHANGES_SMALL = 4 << 10
 _HINTS_FEW = 100
 """Hints that make a small response."""
-_WRITES = (calls.FlushNow, calls.CollectGarbage)
+_WRITES = (calls.FlushNow, calls.CollectGarbage, calls.ForgetUnknown)
 _READS = (
     calls.Get,
     calls.ListKeys,
@@ -219,6 +221,7 @@ class Calls:
             calls.CollectGarbage: self._collect,
             calls.FlushNow: self._flush,
             calls.LedgerRuns: self._runs,
+            calls.ForgetUnknown: self._forget,
             calls.ScrubNow: self._scrub,
             calls.DiskUse: self._disk_use,
             inspections.JournalFiles: self._look,
@@ -414,6 +417,18 @@ class Calls:
         await self._storage.events.synced(self._storage.engine.gathered())
         return calls.RunPage(page)
 
+    async def _forget(self, request: calls.ForgetUnknown) -> BookieReply:
+        ledger_id, meant = request.ledger_id, request.incarnation
+        if not self._storage.limbo.is_on:
+            raise CallRefused("this bookie is not in limbo")
+        record = await self._incarnations.record_of(ledger_id)
+        is_meant = record is not None and record.incarnation == meant != 0
+        if record is None or not is_meant or record.state is not LedgerState.CLOSED:
+            raise CallRefused(f"ledger {ledger_id} is not known to be closed, or another by now")
+        was_here = await forget_unknown(self._storage, record)
+        await self._storage.events.synced(self._storage.engine.gathered())
+        return calls.Forgotten(was_here)
+
     async def _scrub(self, _: calls.ScrubNow) -> BookieReply:
         return await self._scrubber.check()
 
@@ -477,7 +492,7 @@ def _deadline_s(request: calls.Request) -> float:
     match request:
         case calls.WatchSince() | calls.AwaitHints() | calls.AwaitLedgers():
             return _QUICK_S + request.wait_ms / 1000
-        case calls.FlushNow():
+        case calls.FlushNow() | calls.ForgetUnknown():
             return _FLUSH_S
         case calls.CollectGarbage() | calls.ScrubNow():
             return _UPKEEP_S

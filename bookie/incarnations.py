@@ -15,7 +15,8 @@ one) decides nothing.
 
 A stored ledger of unknown incarnation (0) is none that a client can declare: a client that
 declares nothing wrote it, or the bookie lost what it knew. It stays, and clients that declare an
-incarnation get UNKNOWN_STATE, until it is deleted.
+incarnation get UNKNOWN_STATE, until it is deleted; or, in limbo, until repair has found all its
+entries elsewhere and lets it be forgotten (lost_records.py).
 
 Clients of BookKeeper declare nothing, and mean whatever is stored. What is not stored they create
 only where the metadata has the ledger, as it does if BookKeeper's own client or ours created it,
@@ -161,6 +162,11 @@ class Incarnations:
         return msgspec.structs.replace(
             request, incarnation=found.incarnation, other_code=Code.UNKNOWN_STATE
         )
+
+    async def record_of(self, ledger_id: int) -> LedgerRecord | None:
+        """Return the ledger's record; `None` without one, or if the metadata do not answer."""
+        _, record = await self._ask(ledger_id)
+        return record
 
     async def _ask(self, ledger_id: int) -> tuple[bool, LedgerRecord | None]:
         """Return the ledger's record, if any; and False if it is unknown whether there is one."""

@@ -14,6 +14,10 @@ fences
 
 An open ledger that does not name it was never fenced here, because a recovery changes the state
 first; its writer may choose this bookie later.
+
+It may also have forgotten which incarnation of a ledger it has, with entries left of it. Nobody
+can read these. Repair has them forgotten, once it has found all entries elsewhere, and copies them
+anew.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from bookie.config import BookieConfig
 from bookie.limbo import enter_limbo
 from bookie.mark import FILE_NAME as MARK
 from bookie.storage import Storage
+from metadata.clock import host_wall_ms
 from metadata.records import LEDGERS, LedgerRecord, LedgerState, decode_ledger
 from metadata.store import MetadataStore, pages
 from native.digest import Digest
@@ -77,6 +82,27 @@ async def fence_forgotten(storage: Storage, store: MetadataStore, bookie_id: str
     await storage.checkpoint()
     _log.warning("in limbo: fenced %d ledgers of the metadata, and all that are here", count)
     return count
+
+
+async def forget_unknown(storage: Storage, record: LedgerRecord) -> bool:
+    """Forget a ledger whose incarnation is unknown here; it stays as that of *record*, fenced.
+
+    What is gathered then must be synced before anybody relies on it. False: it is not so here.
+
+    Raises:
+        OSError: the disk failed.
+    """
+    await storage.checkpoint()  # room for what follows, so that nobody comes in between
+    here = storage.engine.ledger(record.ledger_id)
+    if here is None or here.incarnation != 0 or here.deleted:
+        return False
+    storage.engine.delete_ledger(record.ledger_id, host_wall_ms(), 0)
+    await _fence(storage, record)
+    _log.warning(
+        "forgot what was here of ledger %d, as its incarnation was lost; repair copies it anew",
+        record.ledger_id,
+    )
+    return True
 
 
 def may_be_forgotten(record: LedgerRecord, bookie_id: str) -> bool:

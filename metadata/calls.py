@@ -203,6 +203,18 @@ class LedgerRuns(CallMessage, frozen=True):
     """incarnation of the ledger; 0 for any"""
 
 
+class ForgetUnknown(CallMessage, frozen=True):
+    """Forget a closed ledger here, if its incarnation is unknown. -> Forgotten.
+
+    Nobody can read it here any more: see bookie/incarnations.py. Ask this once all its entries
+    were found elsewhere. Afterwards it is here as *incarnation*, empty and fenced, durably. Refused
+    unless the bookie is in limbo, and the metadata have the ledger as this incarnation, closed.
+    """
+
+    ledger_id: Count
+    incarnation: Count
+
+
 class ScrubNow(CallMessage, frozen=True):
     """Check every record of every entry log now; replies at the end. -> ScrubReport."""
 
@@ -418,6 +430,12 @@ class RunPage(CallMessage, frozen=True):
     runs: list[tuple[int, int]]
 
 
+class Forgotten(CallMessage, frozen=True):
+    """The answer to ForgetUnknown. *was_here*: something was forgotten."""
+
+    was_here: bool
+
+
 class DamagedPlace(msgspec.Struct, frozen=True):
     """Position of damaged bytes. -1: unknown ledger or entry."""
 
@@ -491,6 +509,7 @@ BookieRequest = (
     | CollectGarbage
     | FlushNow
     | LedgerRuns
+    | ForgetUnknown
     | AwaitLedgers
     | ScrubNow
     | DiskUse
@@ -519,6 +538,7 @@ BookieReply = (
     | LogPage
     | GarbageReport
     | RunPage
+    | Forgotten
     | LedgersMoved
     | ScrubReport
     | DiskUsed

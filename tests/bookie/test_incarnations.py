@@ -94,6 +94,9 @@ class Here:
     async def collect(self) -> calls.Reply:
         return await ask(self.peer, calls.CollectGarbage(major=True))
 
+    async def forget(self, incarnation: int) -> calls.Reply:
+        return await ask(self.peer, calls.ForgetUnknown(LEDGER, incarnation))
+
     async def runs(self, incarnation: int) -> calls.Reply:
         return await ask(self.peer, calls.LedgerRuns(LEDGER, incarnation=incarnation))
 
@@ -488,3 +491,65 @@ async def test_a_memtable_that_is_full_delays_the_renewal(tmp_path: Path) -> Non
         await here.says(NEW)
         assert await here.add(0) == 0
         await assert_new(here, 1)
+
+
+async def test_a_bookie_in_limbo_forgets_what_it_cannot_identify(tmp_path: Path) -> None:
+    """BK-11: once repair says that all is elsewhere. It is fenced still, and can be copied anew."""
+    async with unidentified(tmp_path) as here:
+        assert "unknown; ask again" in str(await here.runs(NEW))
+        assert await here.forget(NEW) == calls.Forgotten(True)
+        assert await here.runs(NEW) == calls.RunPage([])
+        assert await here.forget(NEW) == calls.Forgotten(False)
+        await here.says(NEW)
+        assert await here.add(3) == Code.FENCED
+        assert (await here.peer.ask(v2.add(LEDGER, 0, b"new", flags=v2.RECOVERY))).code == 0
+    async with bookie(config_in(tmp_path)) as here:
+        assert await here.runs(NEW) == calls.RunPage([(0, 0)])
+        assert await here.read(0) == (0, b"new")
+        await here.says(NEW)
+        assert await here.add(3) == Code.FENCED
+
+
+@pytest.mark.parametrize(
+    ("changed", "meant"),
+    [({"state": LedgerState.OPEN}, NEW), ({}, OLD), ({}, 0), ({"incarnation": 0}, 0)],
+    ids=["open", "another", "any", "undeclared"],
+)
+async def test_what_may_be_needed_is_not_forgotten(
+    tmp_path: Path, changed: dict[str, object], meant: int
+) -> None:
+    async with unidentified(tmp_path) as here:
+        await here.store.put(ledger_key(LEDGER), record(**(CLOSED | changed)))  # type: ignore[arg-type]
+        assert "not known to be closed" in str(await here.forget(meant))
+        here.flaky.away = True
+        assert "not known to be closed" in str(await here.forget(NEW))
+        here.flaky.away = False
+        assert await here.runs(0) == calls.RunPage([(0, 0)])
+
+
+async def test_a_bookie_that_lost_nothing_forgets_nothing(tmp_path: Path) -> None:
+    async with unidentified(tmp_path, limbo=False) as here:
+        assert "not in limbo" in str(await here.forget(NEW))
+        assert await here.runs(0) == calls.RunPage([(0, 0)])
+
+
+CLOSED: dict[str, object] = {
+    "incarnation": NEW,
+    "state": LedgerState.CLOSED,
+    "last_entry": 0,
+    "length": 3,
+}
+
+
+@asynccontextmanager
+async def unidentified(folder: Path, *, limbo: bool = True) -> AsyncIterator[Here]:
+    """A bookie in limbo that has an entry of a closed ledger, and not its incarnation."""
+    config = config_in(folder)
+    async with bookie(config) as here:
+        await today(here.store, 0)
+        assert await here.add(0, b"old") == 0
+        await here.store.put(ledger_key(LEDGER), record(**CLOSED))  # type: ignore[arg-type]
+    if limbo:
+        enter_limbo(Path(config.ledger_folder), ())
+    async with bookie(config) as here:
+        yield here

@@ -17,6 +17,8 @@ from metadata.calls import (
     DiskUsed,
     Failure,
     FilesOnDisk,
+    ForgetUnknown,
+    Forgotten,
     LedgerOnBookie,
     LedgerRuns,
     LedgerStatePage,
@@ -85,6 +87,9 @@ class MemoryBookie:
         """Entries that no entry log has yet"""
         self.limbo = False
         """True: it may have lost entries, so it denies none"""
+        self.unknown: set[int] = set()
+        """ledgers of which it has lost the incarnation"""
+        self.asked_to_forget: list[ForgetUnknown] = []
         self.page_count = 1000
         """ledgers that it tells of in one answer"""
         self.files: list[FilesOnDisk] = []
@@ -213,7 +218,11 @@ class MemoryBookie:
             return self._disk_used()
         if isinstance(request, AwaitLedgers):
             return Failure("CallRefused", "followers of this bookie poll")
+        if isinstance(request, ForgetUnknown):
+            return self._forget(request)
         assert isinstance(request, LedgerRuns), request
+        if request.ledger_id in self.unknown:
+            return Failure("CallRefused", "the current incarnation is unknown")
         runs: list[tuple[int, int]] = []
         for entry_id in sorted(self.entries(request.ledger_id)):
             if runs and runs[-1][1] == entry_id - 1:
@@ -221,6 +230,14 @@ class MemoryBookie:
             elif entry_id > request.after:
                 runs.append((entry_id, entry_id))
         return RunPage(runs[: request.count])
+
+    def _forget(self, request: ForgetUnknown) -> BookieReply:
+        self.asked_to_forget.append(request)
+        was_here = request.ledger_id in self.unknown
+        if was_here:
+            self.unknown.remove(request.ledger_id)
+            del self.ledgers[request.ledger_id]
+        return Forgotten(was_here)
 
     def _states(self, request: LedgerStates) -> LedgerStatePage:
         numbers = sorted(number for number in self.ledgers if number > request.after)

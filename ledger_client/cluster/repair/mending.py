@@ -181,6 +181,8 @@ class Mending:
 
     async def _run(self, survey: Survey, copier: Copier) -> RepairOutcome:
         findings = await survey.look(self._record, self._damaged)
+        if await survey.forget_unknown(self._record, findings.presence):
+            findings = await survey.look(self._record, self._damaged)
         plan = findings.plan
         mended = msgspec.structs.replace(self._record, fragments=plan.fragments)
         failures = await self._copy_all(copier, findings)

@@ -6,6 +6,7 @@ import logging
 import math
 import random
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 
 import msgspec
 import trio
@@ -17,6 +18,7 @@ from ledger_client.cluster.repair.plan import (
     Runs,
     fragment_ends,
     plan_repair,
+    run_of,
     union,
     without,
 )
@@ -24,9 +26,9 @@ from ledger_client.errors import BookieUnavailable
 from ledger_client.ledgers.ledgers import Ledgers
 from ledger_client.ledgers.racks import spread_out
 from ledger_client.wire.inflight import LedgerName
-from metadata.calls import LedgerRuns, RunPage
+from metadata.calls import ForgetUnknown, Forgotten, LedgerRuns, RunPage
 from metadata.listings import list_cookies, list_draining
-from metadata.records import BookieRecord, DamagedRun, LedgerRecord
+from metadata.records import BookieRecord, DamagedRun, LedgerRecord, LedgerState
 from metadata.registrations import list_registrations
 from metadata.store import MetadataStore
 
@@ -68,6 +70,25 @@ class Survey:
         if without(_needed(plan), seen.held()):
             await seen.ask([*listed, *sorted(self._census.live.keys() - set(listed))])
         return Findings(seen.presence, plan, seen.reasons)
+
+    async def forget_unknown(self, record: LedgerRecord, presence: Presence) -> bool:
+        """Let bookies forget a ledger if they lost its incarnation, and all is elsewhere.
+
+        They are in limbo, and do not report what they hold. Returns True if one did; then look
+        again.
+        """
+        silent = [b for b, runs in presence.items() if runs is None and self._census.in_limbo(b)]
+        found = union(*(runs for runs in presence.values() if runs is not None))
+        is_whole = not without(run_of(0, record.last_entry), found)
+        if not silent or record.state is not LedgerState.CLOSED or not is_whole:
+            return False
+        forgot = False
+        request = ForgetUnknown(record.ledger_id, record.incarnation)
+        for bookie in silent:
+            with suppress(BookieUnavailable):  # it may be away, or have lost other things
+                reply = await self._ledgers.call(bookie, request, timeout_s=FORGET_S)
+                forgot |= isinstance(reply, Forgotten) and reply.was_here
+        return forgot
 
     def _holdings(
         self, listed: Iterable[str], presence: Presence, *, assume: bool
@@ -144,6 +165,8 @@ def _needed(plan: RepairPlan) -> Runs:
 PAGE_COUNT = 1000
 ASK_S = 5.0
 """Deadline for one page of runs, which a bookie reads from its index."""
+FORGET_S = 60.0
+"""Deadline for forgetting a ledger, for which a bookie flushes its memtable."""
 
 
 async def runs_on(ledgers: Ledgers, bookie_id: str, ledger: LedgerName) -> Runs:

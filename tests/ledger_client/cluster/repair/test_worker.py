@@ -24,6 +24,7 @@ from trio.testing import MockClock
 from ledger_client import Client
 from ledger_client.cluster.repair.marks import add_mark
 from ledger_client.ledgers.records import new_mark
+from metadata.calls import ForgetUnknown
 from metadata.listings import list_repairs
 from metadata.records import (
     BOOKIES,
@@ -84,6 +85,54 @@ async def test_a_mark_that_cannot_be_read_does_not_keep_the_others_waiting(
     await mark(cluster)
     await repair(cluster, client)
     check_whole(cluster)
+
+
+async def test_a_copy_whose_incarnation_is_lost_is_made_anew(
+    autojump_clock: MockClock, cluster: MemoryCluster, client: Client
+) -> None:
+    """BK-11: nobody can read it, so the bookie would stay in limbo for ever."""
+    lay_out(cluster, [(0, "b1 b2 b3")], {"b1": ALL, "b2": ALL, "b3": ALL})
+    lose_incarnation(cluster, "b3")
+    await mark(cluster)
+    await repair(cluster, client)
+    check_whole(cluster)
+    assert cluster.bookies["b3"].asked_to_forget == [ForgetUnknown(1, 0)]
+    assert adds(cluster, "b3") == 10
+
+
+async def test_a_copy_whose_incarnation_is_lost_stays_while_it_may_be_the_last(
+    autojump_clock: MockClock, cluster: MemoryCluster, client: Client
+) -> None:
+    lay_out(cluster, [(0, "b1 b2 b3")], {"b1": [(0, 3)], "b2": [(5, 9)], "b3": ALL})
+    lose_incarnation(cluster, "b3")
+    await mark(cluster)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(worker(cluster, client).run)
+        await trio.sleep(30)
+        nursery.cancel_scope.cancel()
+    assert not cluster.bookies["b3"].asked_to_forget
+    assert len(cluster.bookies["b3"].entries(1)) == 10
+
+
+async def test_a_silent_bookie_that_lost_nothing_is_not_asked_to_forget(
+    autojump_clock: MockClock, cluster: MemoryCluster, client: Client
+) -> None:
+    lay_out(cluster, [(0, "b1 b2 b3")], {"b1": ALL, "b2": ALL, "b3": ALL})
+    cluster.bookies["b3"].unknown.add(1)
+    await mark(cluster)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(worker(cluster, client).run)
+        await trio.sleep(30)
+        nursery.cancel_scope.cancel()
+    assert not cluster.bookies["b3"].asked_to_forget
+
+
+def lose_incarnation(cluster: MemoryCluster, name: str) -> None:
+    bookie = cluster.bookies[name]
+    bookie.unknown.add(1)
+    bookie.read_fault = lambda _: Code.UNKNOWN_STATE if bookie.unknown else Code.OK
+    lives = cluster.store.bookies[name]
+    cluster.store.bookies[name] = msgspec.structs.replace(lives, limbo=True)
 
 
 async def test_a_bookie_that_came_back_costs_no_copy(
