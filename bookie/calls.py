@@ -23,7 +23,7 @@ from bookie.garbage import Collector
 from bookie.hints import KEYS_MAX
 from bookie.incarnations import Incarnations
 from bookie.inspecting import Inspector
-from bookie.lost_records import forget_unknown
+from bookie.lost_records import forget_unknown, is_unidentified
 from bookie.outbox import CallRoom
 from bookie.parked import MOVED_MAX
 from bookie.reads import ANSWER_SIZE_MAX
@@ -425,6 +425,8 @@ class Calls:
         is_meant = record is not None and record.incarnation == meant != 0
         if record is None or not is_meant or record.state is not LedgerState.CLOSED:
             raise CallRefused(f"ledger {ledger_id} is not known to be closed, or another by now")
+        if request.dry_run:
+            return calls.Forgotten(is_unidentified(self._storage, ledger_id))
         was_here = await forget_unknown(self._storage, record)
         await self._storage.events.synced(self._storage.engine.gathered())
         return calls.Forgotten(was_here)

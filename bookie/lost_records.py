@@ -84,6 +84,12 @@ async def fence_forgotten(storage: Storage, store: MetadataStore, bookie_id: str
     return count
 
 
+def is_unidentified(storage: Storage, ledger_id: int) -> bool:
+    """Return True if a ledger is here and its incarnation unknown."""
+    here = storage.engine.ledger(ledger_id)
+    return here is not None and here.incarnation == 0 and not here.deleted
+
+
 async def forget_unknown(storage: Storage, record: LedgerRecord) -> bool:
     """Forget a ledger whose incarnation is unknown here; it stays as that of *record*, fenced.
 
@@ -93,8 +99,7 @@ async def forget_unknown(storage: Storage, record: LedgerRecord) -> bool:
         OSError: the disk failed.
     """
     await storage.checkpoint()  # room for what follows, so that nobody comes in between
-    here = storage.engine.ledger(record.ledger_id)
-    if here is None or here.incarnation != 0 or here.deleted:
+    if not is_unidentified(storage, record.ledger_id):
         return False
     storage.engine.delete_ledger(record.ledger_id, host_wall_ms(), 0)
     await _fence(storage, record)
@@ -122,8 +127,7 @@ async def _fence(storage: Storage, record: LedgerRecord) -> None:
         except Full:
             await storage.checkpoint()
         except OtherLedger:
-            here = storage.engine.ledger(record.ledger_id)
-            if here is not None and here.incarnation == 0 and not here.deleted:
+            if is_unidentified(storage, record.ledger_id):
                 return  # no writer that declares its ledger is let at it (incarnations.py)
             # The stored incarnation is over, and the current one may have been fenced here too.
             await _renew(storage, record)

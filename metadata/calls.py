@@ -207,12 +207,14 @@ class ForgetUnknown(CallMessage, frozen=True):
     """Forget a closed ledger here, if its incarnation is unknown. -> Forgotten.
 
     Nobody can read it here any more: see bookie/incarnations.py. Ask this once all its entries
-    were found elsewhere. Afterwards it is here as *incarnation*, empty and fenced, durably. Refused
+    were read elsewhere. Afterwards it is here as *incarnation*, empty and fenced, durably. Refused
     unless the bookie is in limbo, and the metadata have the ledger as this incarnation, closed.
     """
 
     ledger_id: Count
     incarnation: Count
+    dry_run: bool = False
+    """only say whether there is something to forget"""
 
 
 class ScrubNow(CallMessage, frozen=True):
@@ -431,7 +433,7 @@ class RunPage(CallMessage, frozen=True):
 
 
 class Forgotten(CallMessage, frozen=True):
-    """The answer to ForgetUnknown. *was_here*: something was forgotten."""
+    """The answer to ForgetUnknown. *was_here*: something was forgotten, or would be."""
 
     was_here: bool
 

@@ -171,6 +171,7 @@ SOUND_FIELDS: dict[str, Any] = {
     "mode": "exclusive",
     "beats": [BEAT],
     "force": False,
+    "dry_run": False,
     "in_vain": False,
     "stays": False,
     "keep": True,

@@ -94,8 +94,8 @@ class Here:
     async def collect(self) -> calls.Reply:
         return await ask(self.peer, calls.CollectGarbage(major=True))
 
-    async def forget(self, incarnation: int) -> calls.Reply:
-        return await ask(self.peer, calls.ForgetUnknown(LEDGER, incarnation))
+    async def forget(self, incarnation: int, *, dry_run: bool = False) -> calls.Reply:
+        return await ask(self.peer, calls.ForgetUnknown(LEDGER, incarnation, dry_run))
 
     async def runs(self, incarnation: int) -> calls.Reply:
         return await ask(self.peer, calls.LedgerRuns(LEDGER, incarnation=incarnation))
@@ -497,6 +497,8 @@ async def test_a_bookie_in_limbo_forgets_what_it_cannot_identify(tmp_path: Path)
     """BK-11: once repair says that all is elsewhere. It is fenced still, and can be copied anew."""
     async with unidentified(tmp_path) as here:
         assert "unknown; ask again" in str(await here.runs(NEW))
+        assert await here.forget(NEW, dry_run=True) == calls.Forgotten(True)
+        assert await here.runs(0) == calls.RunPage([(0, 0)])
         assert await here.forget(NEW) == calls.Forgotten(True)
         assert await here.runs(NEW) == calls.RunPage([])
         assert await here.forget(NEW) == calls.Forgotten(False)

@@ -232,9 +232,10 @@ class MemoryBookie:
         return RunPage(runs[: request.count])
 
     def _forget(self, request: ForgetUnknown) -> BookieReply:
-        self.asked_to_forget.append(request)
         was_here = request.ledger_id in self.unknown
-        if was_here:
+        if not request.dry_run:
+            self.asked_to_forget.append(request)
+        if was_here and not request.dry_run:
             self.unknown.remove(request.ledger_id)
             del self.ledgers[request.ledger_id]
         return Forgotten(was_here)

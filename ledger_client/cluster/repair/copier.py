@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 
 import trio
@@ -103,7 +104,23 @@ class Copier:
         source = CopySource(
             record, presence, target=copy.target, bookies=self._bookies, options=self._options
         )
-        left, lost = deque(copy.runs), list[Lost]()
+        use = partial(self._deliver, copy.target, source, on_copied, mends)
+        await self._read(source, copy.runs, use)
+
+    async def check(self, record: LedgerRecord, presence: Presence) -> None:
+        """Read all entries of a closed ledger from the bookies in *presence*; raises as copy()."""
+        source = CopySource(
+            record, presence, target="", bookies=self._bookies, options=self._options
+        )
+        await self._read(source, run_of(0, record.last_entry), self._throttle_only)
+
+    async def _read(
+        self,
+        source: CopySource,
+        runs: Runs,
+        use: Callable[[list[EntryBatch]], Awaitable[None]],
+    ) -> None:
+        left, lost = deque(runs), list[Lost]()
         reads = _ask(source, left)
         try:
             while reads:
@@ -111,20 +128,23 @@ class Copier:
                 source.learn_sizes(sum(b.size for b in batches), sum(len(b) for b in batches))
                 reads = _ask(source, left)
                 if batches:
-                    await self._deliver(copy.target, batches, source, on_copied, mends)
+                    await use(batches)
         finally:
             for _, read in reads:
                 read.abandon()
         if lost:
             raise lost[0]
 
+    async def _throttle_only(self, batches: list[EntryBatch]) -> None:
+        await self._throttle.take(sum(batch.size for batch in batches))
+
     async def _deliver(
         self,
         target: str,
-        batches: list[EntryBatch],
         source: CopySource,
         on_copied: Callable[[int], None],
         mends: bool,
+        batches: list[EntryBatch],
     ) -> None:
         size = sum(batch.size for batch in batches)
         await self._throttle.take(size)

@@ -7,6 +7,8 @@ writer, and then mended as a whole.
 
 from __future__ import annotations
 
+import logging
+
 import msgspec
 import trio
 
@@ -21,7 +23,7 @@ from ledger_client.cluster.repair.marks import (
     note_outcome,
     read_mark,
 )
-from ledger_client.cluster.repair.plan import RepairCopy, RepairPlan, count, without
+from ledger_client.cluster.repair.plan import Presence, RepairCopy, RepairPlan, count, without
 from ledger_client.cluster.repair.survey import Census, Findings, Survey, damaged_on
 from ledger_client.errors import LedgerError
 from ledger_client.ledgers.ledgers import Ledgers
@@ -35,6 +37,8 @@ from metadata.records import (
     ledger_key,
 )
 from metadata.store import ABSENT, Check, MetadataStore, Op, Put
+
+_log = logging.getLogger(__name__)
 
 
 class Repairs:
@@ -181,7 +185,7 @@ class Mending:
 
     async def _run(self, survey: Survey, copier: Copier) -> RepairOutcome:
         findings = await survey.look(self._record, self._damaged)
-        if await survey.forget_unknown(self._record, findings.presence):
+        if await self._forget_unidentified(survey, copier, findings.presence):
             findings = await survey.look(self._record, self._damaged)
         plan = findings.plan
         mended = msgspec.structs.replace(self._record, fragments=plan.fragments)
@@ -195,6 +199,21 @@ class Mending:
         if any(findings.presence.get(name) is None for name in _newly_named(self._record, plan)):
             return RepairOutcome("a bookie did not confirm its copies", AGAIN_S)
         return await self._publish(mended, findings)
+
+    async def _forget_unidentified(
+        self, survey: Survey, copier: Copier, presence: Presence
+    ) -> bool:
+        """Let bookies forget what nobody can read there, if all of it can be read elsewhere."""
+        bookies = await survey.unidentified(self._record, presence)
+        if not bookies:
+            return False
+        others = {name: runs for name, runs in presence.items() if name not in bookies}
+        try:
+            await copier.check(self._record, others)
+        except LedgerError as failure:
+            _log.warning("%s keep what nobody can read: %s", ", ".join(bookies), failure)
+            return False
+        return any([await survey.forget(self._record, bookie) for bookie in bookies])
 
     async def _copy_all(self, copier: Copier, findings: Findings) -> list[str]:
         """Make all copies of the plan, small ones first; return the failures."""

@@ -6,7 +6,6 @@ import logging
 import math
 import random
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
 
 import msgspec
 import trio
@@ -18,7 +17,6 @@ from ledger_client.cluster.repair.plan import (
     Runs,
     fragment_ends,
     plan_repair,
-    run_of,
     union,
     without,
 )
@@ -71,24 +69,24 @@ class Survey:
             await seen.ask([*listed, *sorted(self._census.live.keys() - set(listed))])
         return Findings(seen.presence, plan, seen.reasons)
 
-    async def forget_unknown(self, record: LedgerRecord, presence: Presence) -> bool:
-        """Let bookies forget a ledger if they lost its incarnation, and all is elsewhere.
+    async def unidentified(self, record: LedgerRecord, presence: Presence) -> list[str]:
+        """Return the bookies that have entries of a closed ledger and lost its incarnation.
 
-        They are in limbo, and do not report what they hold. Returns True if one did; then look
-        again.
+        They are in limbo, and do not report what they hold.
         """
         silent = [b for b, runs in presence.items() if runs is None and self._census.in_limbo(b)]
-        found = union(*(runs for runs in presence.values() if runs is not None))
-        is_whole = not without(run_of(0, record.last_entry), found)
-        if not silent or record.state is not LedgerState.CLOSED or not is_whole:
+        if record.state is not LedgerState.CLOSED:
+            return []
+        return [bookie for bookie in silent if await self.forget(record, bookie, dry_run=True)]
+
+    async def forget(self, record: LedgerRecord, bookie_id: str, *, dry_run: bool = False) -> bool:
+        """Let a bookie forget a ledger whose incarnation it lost; return whether it was so."""
+        request = ForgetUnknown(record.ledger_id, record.incarnation, dry_run)
+        try:
+            reply = await self._ledgers.call(bookie_id, request, timeout_s=FORGET_S)
+        except BookieUnavailable:  # it may be away, or have lost other things
             return False
-        forgot = False
-        request = ForgetUnknown(record.ledger_id, record.incarnation)
-        for bookie in silent:
-            with suppress(BookieUnavailable):  # it may be away, or have lost other things
-                reply = await self._ledgers.call(bookie, request, timeout_s=FORGET_S)
-                forgot |= isinstance(reply, Forgotten) and reply.was_here
-        return forgot
+        return isinstance(reply, Forgotten) and reply.was_here
 
     def _holdings(
         self, listed: Iterable[str], presence: Presence, *, assume: bool

@@ -114,6 +114,23 @@ async def test_a_copy_whose_incarnation_is_lost_stays_while_it_may_be_the_last(
     assert len(cluster.bookies["b3"].entries(1)) == 10
 
 
+async def test_a_copy_whose_incarnation_is_lost_stays_while_another_one_is_damaged(
+    autojump_clock: MockClock, cluster: MemoryCluster, client: Client
+) -> None:
+    """Its own bytes may be the last sound ones: by hand they can be had."""
+    lay_out(cluster, [(0, "b1 b2 b3")], {"b1": ALL, "b2": ALL, "b3": ALL})
+    lose_incarnation(cluster, "b3")
+    for name in ("b1", "b2"):
+        cluster.bookies[name].damage(1, 4)
+    await mark(cluster)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(worker(cluster, client).run)
+        await trio.sleep(30)
+        nursery.cancel_scope.cancel()
+    assert not cluster.bookies["b3"].asked_to_forget
+    assert len(cluster.bookies["b3"].entries(1)) == 10
+
+
 async def test_a_silent_bookie_that_lost_nothing_is_not_asked_to_forget(
     autojump_clock: MockClock, cluster: MemoryCluster, client: Client
 ) -> None:
