@@ -38,6 +38,7 @@ from metadata.address import Address
 from metadata.errors import AccessDenied, MetadataBroken, MetadataError, MetadataUnavailable
 from metadata.zookeeper.attempts import Attempts, Failure, tls_context
 from metadata.zookeeper.url import ZooKeeperUrl
+from metadata.zookeeper.waiting import wait_for_sockets
 from metadata.zookeeper.znodes import (
     Applied,
     Create,
@@ -178,6 +179,7 @@ class KazooConnection:
             on_session=lambda life_s: self._post(lambda: self._note_life(life_s)),
         )
         handler.create_connection = attempts.connect
+        handler.select = wait_for_sockets
         self._attempts = attempts
         retry = KazooRetry(max_tries=-1, delay=0.1, backoff=2, max_delay=1.0)
         retry.retry_exceptions = (Exception,)  # any other would end kazoo's thread
