@@ -132,9 +132,11 @@ def start_spark(
     if SparkContext._active_spark_context is not None:  # PySpark offers no public way
         raise SparkError("a Spark session is open in this process already; use that one")
     kept = signal.getsignal(signal.SIGINT)  # Spark installs its own and never restores it
-    with tempfile.TemporaryDirectory(prefix="quire-spark-") as folder, _python(master):
+    with tempfile.TemporaryDirectory(prefix="quire-spark-") as name:
+        folder = Path(name)
         try:
-            yield _start(_settings(master, app, conf), Path(folder) / "spark.log")
+            with _environment(master, folder / "home"):
+                yield _start(_settings(master, app, conf), folder / "spark.log")
         finally:
             with suppress(ValueError):  # not the main thread, which alone has handlers
                 signal.signal(signal.SIGINT, kept)
@@ -178,7 +180,7 @@ def _settings(master: str, app: str, conf: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextmanager
-def _python(master: str) -> Iterator[None]:
+def _environment(master: str, home: Path) -> Iterator[None]:
     """Let workers run this Python, or on a cluster the one that PYSPARK_PYTHON names.
 
     Workers import from the current folder only if this process does: it may hold sources of
@@ -187,6 +189,8 @@ def _python(master: str) -> Iterator[None]:
     words: dict[str, str] = {}
     if "PYSPARK_PYTHON" not in os.environ or master.startswith("local"):
         words["PYSPARK_PYTHON"] = sys.executable
+    if "SPARK_HOME" not in os.environ and master.startswith("local") and _furnish(home):
+        words["SPARK_HOME"] = str(home)
     if not {"", str(Path.cwd())}.intersection(sys.path):
         words["PYTHONSAFEPATH"] = "1"
     kept = {name: os.environ.get(name) for name in words}
@@ -198,6 +202,23 @@ def _python(master: str) -> Iterator[None]:
             os.environ.pop(name)
             if word is not None:
                 os.environ[name] = word
+
+
+def _furnish(home: Path) -> bool:
+    """Make *home* Spark's, without the PySpark that lies there as a zip; return whether it is.
+
+    Workers would import that one instead of the same one that is installed, and compile it anew
+    in each process, as Python keeps no compiled code of what is in a zip: a second of a processor
+    for each query that is started.
+    """
+    spec = importlib.util.find_spec("pyspark")
+    installed = Path(spec.origin).parent if spec is not None and spec.origin else home
+    if not (installed / "jars").is_dir():
+        return False
+    home.mkdir()
+    for each in ("bin", "jars", "sbin", "data"):
+        (home / each).symlink_to(installed / each)
+    return True
 
 
 def _start(settings: Mapping[str, str], log: Path) -> SparkSession:

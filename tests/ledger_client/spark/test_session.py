@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyspark
 import pytest
 import sortedcontainers
 from daemons import wait_until_gone
@@ -34,8 +35,8 @@ from pyspark import SparkContext
 from ledger_client.spark import open_session
 with open_session("local[1]", conf={"spark.driver.memory": "512m"}) as session:
     def place(_):
-        import sortedcontainers
-        return sortedcontainers.__file__
+        import pyspark, sortedcontainers
+        return f"{sortedcontainers.__file__} {pyspark.__file__}"
     one = session.sparkContext.parallelize([1], 1)
     print(SparkContext._gateway.proc.pid, one.map(place).collect()[0], flush=True)
     one.map(lambda _: time.sleep(60)).collect()
@@ -150,12 +151,27 @@ def test_workers_take_what_is_installed_and_an_interrupted_session_leaves_no_jvm
         start_new_session=True,
     ) as process:
         assert process.stdout is not None
-        jvm, place = process.stdout.readline().decode().split()
-        assert place == sortedcontainers.__file__
+        jvm, *places = process.stdout.readline().decode().split()
+        # The installed PySpark has compiled code, and the zip that Spark names has none.
+        assert places == [sortedcontainers.__file__, pyspark.__file__]
         time.sleep(1)  # into the job
         process.send_signal(signal.SIGINT)
         assert process.wait(60) != 0
     wait_until_gone([int(jvm)])
+
+
+@pytest.mark.parametrize(("own", "master"), [("/opt/spark", "local[2]"), (None, "spark://a:1")])
+def test_a_spark_of_ones_own_and_that_of_a_cluster_are_used_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: str | None, master: str
+) -> None:
+    if own is None:
+        monkeypatch.delenv("SPARK_HOME", raising=False)
+    else:
+        monkeypatch.setenv("SPARK_HOME", own)
+    home = tmp_path / "home"
+    with sessions._environment(master, home):
+        assert os.environ.get("SPARK_HOME") == own
+    assert not home.exists()
 
 
 @pytest.mark.parametrize(
