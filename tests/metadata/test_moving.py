@@ -48,6 +48,20 @@ GROWN = msgspec.structs.replace(LEDGER, foreign=b64encode(UNKNOWN).decode())
 IN_ZOOKEEPER = [pytest.mark.slow, pytest.mark.xdist_group("zookeeper")]
 DRIVERS = ["sqlite", "dict", "memory of zookeeper"]
 PARAMS = [*DRIVERS, pytest.param("zookeeper", marks=IN_ZOOKEEPER)]
+moves = pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("sqlite", "sqlite"),
+        ("sqlite", "memory of zookeeper"),
+        ("memory of zookeeper", "sqlite"),
+        ("memory of zookeeper", "dict"),
+        ("dict", "memory of zookeeper"),
+        pytest.param("sqlite", "zookeeper", marks=IN_ZOOKEEPER),
+        pytest.param("zookeeper", "sqlite", marks=IN_ZOOKEEPER),
+    ],
+    indirect=True,
+)
+"""From each driver and to each, and not from each to each: what lies between is an archive."""
 
 
 @asynccontextmanager
@@ -131,6 +145,7 @@ async def contents(store: MetadataStore) -> dict[str, bytes]:
 # --- what moves ----------------------------------------------------------------------------
 
 
+@moves
 async def test_keys_and_counters_move(old: MovableStore, new: MovableStore) -> None:
     counters = await fill(old)
     header, data = await export(old)
@@ -140,6 +155,7 @@ async def test_keys_and_counters_move(old: MovableStore, new: MovableStore) -> N
     assert {name: await new.next_id(name) for name in counters} == counters
 
 
+@moves
 async def test_there_and_back_is_the_same(old: MovableStore, new: MovableStore) -> None:
     counters = await fill(old)
     _, data = await export(old)
@@ -149,6 +165,7 @@ async def test_there_and_back_is_the_same(old: MovableStore, new: MovableStore) 
     assert header.counters == counters
 
 
+@moves
 async def test_no_version_and_no_epoch_comes_twice(old: MovableStore, new: MovableStore) -> None:
     await fill(old)
     lease = await grant(old, "role", "me", ttl_s=10)
@@ -172,6 +189,7 @@ async def test_versions_continue_above_a_floor_far_away(new: MovableStore) -> No
     assert await new.put("a", b"", expected=found.version) > first + (1 << 40)
 
 
+@moves
 async def test_the_time_does_not_go_back(
     old: MovableStore, new: MovableStore, clock: LeaseClock
 ) -> None:
@@ -209,6 +227,7 @@ async def test_floors_that_leave_nothing_above_are_refused(new: MovableStore) ->
 # --- what is refused -----------------------------------------------------------------------
 
 
+@moves
 async def test_a_running_cluster_is_exported_only_by_force(
     old: MovableStore, new: MovableStore
 ) -> None:
@@ -249,6 +268,7 @@ async def test_a_store_that_holds_anything_is_refused(
         assert "lease a" in await refusal(driver, "grant")
 
 
+@moves
 async def test_a_second_import_into_the_same_store_is_refused(
     old: MovableStore, new: MovableStore
 ) -> None:
@@ -296,6 +316,7 @@ def steps(new: MovableStore, monkeypatch: pytest.MonkeyPatch) -> Steps:
     return Steps(new, monkeypatch)
 
 
+@moves
 async def test_an_import_that_was_interrupted_anywhere_continues(
     old: MovableStore, new: MovableStore, steps: Steps
 ) -> None:
@@ -319,6 +340,7 @@ async def test_an_import_that_was_interrupted_anywhere_continues(
     await check_moved_in(new)
 
 
+@moves
 async def test_half_of_another_archive_is_not_continued(
     old: MovableStore, new: MovableStore, steps: Steps
 ) -> None:
@@ -333,6 +355,7 @@ async def test_half_of_another_archive_is_not_continued(
         await take_in(new, other)
 
 
+@moves
 async def test_of_two_imports_at_a_time_the_later_one_wins(
     old: MovableStore, new: MovableStore, steps: Steps
 ) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 from campaign import Task, run_seed
-from plants import timeout_is_absence
+from plants import no_floor
 from shrinking import shrink
 from simulation import simulate
 from worlds import WORLDS
@@ -141,10 +141,10 @@ def _look_elsewhere(plant: str, seed: int) -> str:
 
 @pytest.mark.slow
 def test_a_failure_is_told_with_fewer_steps_that_lead_to_it_again() -> None:
-    with timeout_is_absence():
-        outcome = simulate(SHOWN_AT["timeout_is_absence"])
+    with no_floor():
+        outcome = simulate(SHOWN_AT["no_floor"])
         assert outcome.violations
-        smaller = shrink(outcome, runs_max=4)
+        smaller = shrink(outcome, runs_max=2)
         kept = [step.number for step in smaller.plan.steps]
         again = simulate(outcome.plan.seed, only=kept)
     assert len(kept) < len(outcome.plan.steps)

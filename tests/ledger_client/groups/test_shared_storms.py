@@ -177,8 +177,9 @@ class Storm(MemberStorm):
             await consumer.ack(message)
 
 
-@pytest.mark.parametrize("mode", ["shared", "key-shared"])
-@pytest.mark.parametrize("seed", drawn(range(2)))
+@pytest.mark.parametrize(
+    ("seed", "mode"), [*zip(drawn(range(2)), ["shared", "key-shared"], strict=True)]
+)
 async def test_no_message_is_lost_and_none_is_with_two_members(
     autojump_clock: MockClock, seed: int, mode: Mode
 ) -> None:

@@ -23,7 +23,7 @@ from native.frame import Code
 
 QUORUMS = [(3, 3, 2), (3, 3, 3), (4, 3, 2), (5, 3, 1), (5, 2, 2), (2, 2, 1), (1, 1, 1)]
 OPTIONS = Options(bytes_in_flight_max=20_000, quarantine_s=1.0, quarantine_max_s=4.0)
-SEEDS = [*drawn(range(4)), *(pytest.param(n, marks=pytest.mark.slow) for n in drawn(range(4, 16)))]
+SEEDS = [*drawn(range(4)), *(pytest.param(n, marks=pytest.mark.slow) for n in drawn(range(4, 9)))]
 BOOKIES = 8
 DISTURBED_MAX = 2
 """At the same time; so an ensemble of five finds its bookies."""

@@ -181,7 +181,7 @@ async def test_a_page_is_not_the_last_one_because_keys_were_deleted_meanwhile(
                     await one.store.transact([Put(name, b"") for name in names[::2]])
 
             nursery.start_soon(change)
-            for _ in range(20):
+            for _ in range(10):
                 found: set[str] = set()
                 page = await two.store.list("p/", limit=50)
                 found.update(key for key, _ in page)

@@ -231,7 +231,7 @@ async def test_a_job_that_is_killed_at_any_call_of_the_store_holds_no_tick_for_l
     """MV-20, MV-36: what followed before, follows after, and a replay has the same."""
     if by_pointer:
         shrink(monkeypatch)
-    for number, at in enumerate(range(CALLS // 4, CALLS, 7)):
+    for number, at in enumerate(range(CALLS // 4, CALLS, 13)):
         async with shop() as place:
             await place.send("1", "2")
             followed: list[Message] = []
