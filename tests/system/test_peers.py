@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import trio
 import v2
+from processes import DEADLINE_S
 from sandboxes import open_sandbox
 
 import ledger_client
-from ledger_client import Client
+from ledger_client import Client, Options
 from ledger_client.commands.bench import usage
 from ledger_client.commands.sandbox import Bookie, Sandbox
 from ledger_client.errors import LedgerError, LedgerExists
@@ -26,6 +27,10 @@ PAYLOADS = [b"%d" % number * 20 for number in range(200)]
 async def dial(bookie: Bookie) -> trio.SocketStream:
     address = parse_address(bookie.address)
     return await trio.open_tcp_stream(address.host, address.port)
+
+
+PATIENT = Options(metadata_timeout_s=DEADLINE_S, bookie_timeout_s=DEADLINE_S)
+"""Of a client that goes on behind others: after how many seconds is the machine's affair."""
 
 
 class Writing:
@@ -43,7 +48,7 @@ class Writing:
 
     async def goes_on(self) -> None:
         """Return when entries that were sent after this call are acknowledged."""
-        with trio.fail_after(10):
+        with trio.fail_after(DEADLINE_S):
             for _ in range(3):
                 await self._acknowledged.wait()
 
@@ -130,7 +135,7 @@ async def test_idle_and_half_open_peers_pin_no_memory(tmp_path: Path) -> None:
 async def test_peers_that_do_not_read_pin_no_memory(tmp_path: Path) -> None:
     async with (
         open_sandbox(1, parent=tmp_path) as sandbox,
-        ledger_client.connect(sandbox.cluster) as client,
+        ledger_client.connect(sandbox.cluster, options=PATIENT) as client,
     ):
         (bookie,) = sandbox.bookies
         async with client.ledgers.create(1, 1, 1) as ledger:
