@@ -415,9 +415,9 @@ class Conversation:
 
     async def _read(self, request: Request) -> None:
         frame = None
-        if self._outbox.has_some_room:
+        if self._outbox.has_room:
             frame = self._engine.answer(request, use_disk=False, size_max=ANSWER_SIZE_MAX)
-        if frame is not None and self._outbox.takes(len(frame)):
+        if frame is not None:
             self._outbox.put(frame)
         else:  # without memory it waits there, and adds behind it continue
             await self._reads.put(request)

@@ -13,6 +13,7 @@ import v2
 from rig import MIB, Peer, Rig, read_inline, serving, settings
 
 from bookie.budget import PRESSED_S
+from native.engine import Request
 
 HERE, THERE, ELSEWHERE = "10.0.0.1", "10.0.0.2", "10.0.0.3"
 PAYLOAD = bytes(900 << 10)
@@ -116,6 +117,27 @@ async def test_adds_go_on_behind_reads_that_find_no_room(
             await crowd.hoard(address, v2.read(1, 0) * 40, count=10)
         await client.stream.send_all(request_of(1, 0))
         assert await is_added_at_once(rig, client, 0)
+
+
+async def test_no_answer_is_made_on_the_event_loop_while_there_is_no_room_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
+) -> None:
+    """It would be thrown away, and made again: megabytes for each request, ahead of all others."""
+    made: list[object] = []
+    async with quiet(tmp_path) as rig:
+        answer = rig.server.engine.answer
+
+        def noted(request: Request, *, use_disk: bool, size_max: int) -> bytes | None:
+            made.extend([request] * (not use_disk))
+            return answer(request, use_disk=use_disk, size_max=size_max)
+
+        crowd = Crowd(rig, monkeypatch)
+        for address in (HERE, THERE):
+            await crowd.hoard(address, v2.read(1, 0) * 40, count=10)
+        assert not rig.server.budget.unsent.has_room(ELSEWHERE)
+        monkeypatch.setattr(rig.server.engine, "answer", noted)
+        await crowd.hoard(ELSEWHERE, v2.batch_read(1, 0) * 100, count=3)
+    assert not made
 
 
 async def test_a_large_call_is_answered_although_others_hold_all_memory_of_answers(
