@@ -177,18 +177,19 @@ class Office:
         self._is_needed.set()
         await self._knows_topics.wait()
         await self._finish_deletion(request.group)
-        hosted = self._hosted(request.group, request.member)
-        group, now = hosted.group, trio.current_time()
-        check_joining(group, request)
-        self._check_topics(group, request)
-        self._groups[request.group] = hosted
-        hosted.want(request.member, request.record.run)
         joined = msgspec.structs.replace(
             request.record, parts=[], revoked=[], joined_ms=await self._store.now_ms()
         )
+        # From here to join() nothing is waited for: another one may join with another mode.
+        hosted = self._hosted(request.group, request.member)
+        group = hosted.group
+        check_joining(hosted, request)
+        self._check_topics(group, request)
+        self._groups[request.group] = hosted
+        hosted.want(request.member, request.record.run)
         is_first = not group.members
         group.configure(request.mode)
-        group.join(request.member, joined, now)
+        group.join(request.member, joined, trio.current_time())
         await self._advance(request.group, hosted, rebalance=False)
         if is_first:
             self._nursery.start_soon(self._rebalance_soon, request.group)
@@ -237,7 +238,8 @@ class Office:
                 raise MetadataUnavailable(f"group {request.group} is being deleted; ask again")
             if hosted.group.version == ABSENT:
                 change = Change(hosted.group.record, {})
-                await self._store_change(request.group, hosted.group, change)
+                with hosted.founding():
+                    await self._store_change(request.group, hosted.group, change)
         return GroupLeft()
 
     async def _report(self, request: ReportIn) -> GroupReply:

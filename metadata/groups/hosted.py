@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import msgspec
 import trio
 
 from metadata.errors import BadGroup
 from metadata.groups.calls import GroupState, JoinGroup, MemberState
 from metadata.groups.group import Group
-from metadata.groups.rows import MEMBERS_MAX, WANTED_MAX, partitions_of
+from metadata.groups.rows import MEMBERS_MAX, WANTED_MAX, Mode, partitions_of
 from metadata.store import ABSENT
 
 FINISH_S = 30.0
@@ -43,10 +46,27 @@ class Hosted:
         """True from before the first topic is kept"""
         self.founder: tuple[str, str] | None = None
         """the member, and its run, that founded the group, if nobody else ever wanted it"""
+        self._is_founding = False
         self._is_wanted = group.version != ABSENT
         self._rebalance_s = 0.0
         self._unbalanced_at: float | None = None
         self._deleted_at = 0.0
+
+    @contextmanager
+    def founding(self) -> Iterator[None]:
+        """Store the group without members, in the mode that it has now."""
+        self._is_founding = True
+        try:
+            yield
+        finally:
+            self._is_founding = False
+
+    @property
+    def mode(self) -> Mode | None:
+        """How members share topics; `None` until the first one comes, or the group is founded."""
+        group = self.group
+        is_begun = group.version != ABSENT or group.members or self._is_founding
+        return group.record.mode if is_begun else None
 
     def delete(self, now: float) -> None:
         """Note that the group is being deleted: nothing of it counts any more."""
@@ -115,14 +135,15 @@ class Hosted:
         )
 
 
-def check_joining(group: Group, request: JoinGroup) -> None:
+def check_joining(hosted: Hosted, request: JoinGroup) -> None:
     """Raise BadGroup if the member does not suit the group."""
+    group = hosted.group
     named = len(request.record.wanted.topics) + len(request.record.wanted.patterns)
     if named > WANTED_MAX:
         raise BadGroup(f"a consumer of {named} topics and patterns; it may name {WANTED_MAX}")
-    if group.version != ABSENT and group.record.mode != request.mode:
+    if hosted.mode not in (None, request.mode):
         raise BadGroup(
-            f"group {request.group} is used in mode {group.record.mode}, not {request.mode}; "
+            f"group {request.group} is used in mode {hosted.mode}, not {request.mode}; "
             "take another name, or delete the group with its progress"
         )
     if request.member not in group.members and len(group.members) >= MEMBERS_MAX:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 import pytest
@@ -28,8 +29,10 @@ from metadata.groups.calls import (
 from metadata.groups.coordinator import GROUPS_OF_TOPIC_MAX, REBALANCE_S, Coordinator
 from metadata.groups.rows import (
     MemberRecord,
+    Mode,
     ProgressRecord,
     Wanted,
+    decode_group,
     group_key,
     member_key,
     parts_of,
@@ -206,6 +209,53 @@ async def test_a_group_keeps_its_mode(autojump_clock: MockClock) -> None:
         await rig.coordinator.answer(DeleteGroup("billing"))
         await rig.join("b", mode="shared")
         assert (await rig.state()).mode == "shared"
+
+
+@pytest.mark.parametrize("store_s", [0.0, 0.5])
+async def test_a_new_group_has_one_mode_whoever_asks_at_the_same_time(
+    autojump_clock: MockClock, store_s: float
+) -> None:
+    """Two members with different modes would take the same partitions, and messages be lost."""
+    async with led() as rig:
+        transact = rig.store.transact
+
+        async def late(ops: Sequence[Op]) -> Versions:
+            await trio.sleep(store_s)
+            return await transact(ops)
+
+        rig.store.transact = late  # type: ignore[method-assign]
+        joined: list[Mode] = []
+
+        async def join(member: str, mode: Mode) -> None:
+            with suppress(BadGroup):
+                await rig.join(member, mode=mode)
+                joined.append(mode)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(join, "a", "exclusive")
+            nursery.start_soon(join, "b", "key-shared")
+        assert len(joined) == 1
+        assert (await rig.state()).mode == joined[0]
+        found = await rig.store.get(group_key("billing"))
+        assert found is not None
+        assert decode_group(group_key("billing"), found.value).mode == joined[0]
+
+
+async def test_a_group_that_is_being_founded_has_its_mode(autojump_clock: MockClock) -> None:
+    async with led() as rig:
+        transact = rig.store.transact
+
+        async def late(ops: Sequence[Op]) -> Versions:
+            await trio.sleep(1)
+            return await transact(ops)
+
+        rig.store.transact = late  # type: ignore[method-assign]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(rig.coordinator.answer, FoundGroup("billing"))
+            await trio.sleep(0.5)
+            with pytest.raises(BadGroup, match="mode exclusive, not shared"):
+                await rig.join("b", mode="shared")
+        assert (await rig.state()).mode == "exclusive"
 
 
 async def test_who_could_begin_nothing_takes_the_group_along_that_it_founded(
