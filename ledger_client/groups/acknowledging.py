@@ -6,6 +6,8 @@ One transaction is under way at a time; what is acknowledged meanwhile goes with
 from __future__ import annotations
 
 import logging
+from collections import deque
+from collections.abc import Iterable, Set
 
 import trio
 
@@ -21,16 +23,26 @@ _log = logging.getLogger(__name__)
 
 
 class Round:
-    """The changes that are stored next, together."""
+    """The shares that are stored next, together.
 
-    def __init__(self) -> None:
+    Attributes:
+        shares: those that changed.
+        done: set once its outcome is known.
+        after: the one that has its shares, as this one was cancelled.
+        lost: the shares that others have by now.
+        failure: why nothing may be stored yet.
+    """
+
+    def __init__(self, shares: Iterable[Share] = ()) -> None:
+        self.shares = dict.fromkeys(shares)
         self.done = trio.Event()
+        self.after: Round | None = None
         self.lost: set[Share] = set()
         self.failure: LedgerError | None = None
 
 
 class Saver:
-    """Stores shares that changed. run() must run meanwhile.
+    """Stores shares that changed. While run() does not run, those who wait for it store them.
 
     Args:
         group: name of the group.
@@ -42,30 +54,42 @@ class Saver:
         self._group = group
         self._rows = rows
         self._holdings = holdings
-        self._changed: dict[Share, None] = {}
         self._next = Round()
-        self._wake = trio.Event()
         self._now: Round | None = None
+        self._wake = trio.Event()
+        self._is_running = False
         self._refused: set[Part] = set()
 
     def change(self, share: Share) -> None:
         """Store a share soon: it changed."""
-        self._changed[share] = None
+        self._next.shares[share] = None
         self._wake.set()
 
-    async def saved(self, shares: set[Share]) -> set[Share]:
+    async def saved(self, shares: Set[Share]) -> set[Share]:
         """Return once changes of *shares* are durable: those that others have by now.
 
         Raises:
             MetadataUnavailable: the store did not answer in time; they are stored later.
         """
-        coming = self._next if shares & self._changed.keys() else self._now
-        if coming is None:
-            return set()
-        await coming.done.wait()
-        if coming.failure is not None:
-            raise coming.failure
-        return coming.lost & shares
+        lost: set[Share] = set()
+        waiting = deque(
+            each for each in (self._now, self._next) if each and each.shares.keys() & shares
+        )
+        while waiting:
+            coming = waiting.popleft()
+            while not coming.done.is_set():
+                if self._is_running:
+                    await coming.done.wait()
+                elif self._now is not None:
+                    await self._now.done.wait()
+                else:
+                    await self.save_now()
+            if coming.failure is not None:
+                raise coming.failure
+            lost |= coming.lost & shares
+            if coming.after is not None and coming.after not in waiting:
+                waiting.append(coming.after)
+        return lost
 
     async def flush(self) -> set[Part]:
         """Return once everything is durable.
@@ -82,28 +106,33 @@ class Saver:
 
     async def settle(self) -> None:
         """As flush(), which is still to tell of those that came too late."""
-        await self.saved(set(self._changed))
+        await self.saved({*self._next.shares, *(self._now.shares if self._now else ())})
 
     async def run(self) -> None:
         """Store changes until cancelled."""
-        while True:
-            await self._wake.wait()
-            self._wake = trio.Event()
-            await self.save_now()
+        self._is_running = True
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake = trio.Event()
+                await self.save_now()
+        finally:
+            self._is_running = False
+            self._cut(self._begin())  # who waits for it stores it
 
     async def save_now(self) -> None:
         """Store what changed so far. A failure is kept for those who wait; run() tries again."""
-        now, self._next = self._next, Round()
-        changed, self._changed = self._changed, {}
-        self._now = now
+        while self._now is not None:
+            await self._now.done.wait()
+        now = self._now = self._begin()
         try:
-            now.lost = await self._rows.save(changed)
+            now.lost = await self._rows.save(now.shares)
         except LedgerError as failure:
             now.failure = failure
-            self._changed = {**changed, **self._changed}
+            self._put_back(now)
             _log.warning("group %s: acknowledgements not stored yet: %s", self._group, failure)
         except BaseException:
-            self._changed = {**changed, **self._changed}
+            self._cut(now)
             raise
         finally:
             self._now = None
@@ -112,9 +141,22 @@ class Saver:
             await trio.sleep(RETRY_S)
             self._wake.set()
             return
-        for share in changed:
+        for share in now.shares:
             if share in now.lost:
                 self._refused.add(share.part)
             # One of which everything is done since it was stored is stored once more.
             if share in now.lost or share.is_stored:
                 self._holdings.drop(share)
+
+    def _begin(self) -> Round:
+        """Return the round of all that changed so far."""
+        begun, self._next = self._next, Round()
+        return begun
+
+    def _cut(self, round_: Round) -> None:
+        self._put_back(round_)
+        round_.after = self._next
+        round_.done.set()
+
+    def _put_back(self, round_: Round) -> None:
+        self._next.shares = {**round_.shares, **self._next.shares}
