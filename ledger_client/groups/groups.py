@@ -236,9 +236,9 @@ class Groups:
         shown = _position(await lanes.shown(chosen, places), chosen)
         if not dry_run:
             record = await self._record(group)
-            if record.mode != "exclusive":
-                await self._end_shares(group, version, set(places))
             await self._put(group, version, placed_in(record.mode, places))
+            if record.mode != "exclusive":  # before, a failure here would lose what is in shares
+                await self._end_shares(group, version, set(places))
         return shown
 
     async def _end_shares(self, group: str, version: int, parts: Set[Part]) -> None:

@@ -14,6 +14,7 @@ from trio.testing import MockClock
 
 from ledger_client import BadGroup, CommitRefused, LedgerError, Message, MetadataUnavailable
 from ledger_client.groups.options import TopicPartition
+from metadata import errors
 from metadata.groups.shares import SHARE_WANTS, SHARES
 from metadata.store import Op, Put
 
@@ -343,6 +344,36 @@ async def test_lag_counts_what_is_not_acknowledged_and_a_reset_forgets_it(
         assert sorted(seen) == list(range(40))
         await client.groups.delete("a")
         assert not [key for key in cluster.store.values if key.startswith((SHARES, "progress/"))]
+
+
+@pytest.mark.parametrize("changes", [0, 1])
+async def test_a_reset_that_fails_midway_loses_nothing(
+    autojump_clock: MockClock, changes: int
+) -> None:
+    """After any of its changes: what was not acknowledged comes, from where it was or again."""
+    async with shop() as (cluster, client):
+        await send(client, 0, 10)
+        async with client.consumer(ORDERS, group="a", mode="shared", start="earliest") as consumer:
+            assert len(await consumer.poll(wait_s=5)) == 10
+        transact, left = cluster.store.transact, changes
+
+        async def fail_soon(ops: Sequence[Op]) -> list[int]:
+            nonlocal left
+            if not left:
+                raise errors.MetadataUnavailable("the store is away")
+            left -= 1
+            return await transact(ops)
+
+        cluster.store.transact = fail_soon  # type: ignore[method-assign]
+        with pytest.raises(MetadataUnavailable):
+            await client.groups.reset("a", "latest" if changes == 0 else "earliest")
+        cluster.store.transact = transact  # type: ignore[method-assign]
+        seen: set[int] = set()
+        async with client.consumer(ORDERS, group="a", mode="shared") as consumer:
+            while some := await consumer.poll(wait_s=30):
+                seen.update(map(value, some))
+                await consumer.ack(some)
+        assert seen == set(range(10))
 
 
 async def test_a_member_that_sees_its_own_share_before_the_answer_does_not_take_it_twice(
