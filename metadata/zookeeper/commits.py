@@ -179,6 +179,9 @@ class Commits:
                 return group
         except MetadataError as failure:
             return _settle(group, failure)
+        group = [waiting for waiting in group if not waiting.is_abandoned]  # while it prepared
+        if not group:
+            return group
         for waiting in group:
             waiting.is_begun = True
         ops = self._multi(slot, [waiting.plan for waiting in group])

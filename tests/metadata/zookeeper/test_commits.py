@@ -86,6 +86,30 @@ async def test_a_change_that_did_not_begin_is_not_unknown(
         assert found is not None and found.value == b"0"
 
 
+async def test_a_change_that_was_given_up_before_it_began_is_not_made_later(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Who was told so may have made it again, or another one that it would undo."""
+    async with opened(MemoryEnsemble()) as one:
+        await one.store.put("a", b"0")
+        one.connection.expire()
+        one.connection.connect()
+
+        def lose(ops: Sequence[Op]) -> Loss | None:
+            return Loss.BEFORE if ops[0].path.startswith(paths.SLOTS) else None
+
+        one.connection.before_multi = lose  # before the change itself
+        with pytest.raises(MetadataUnavailable) as caught:
+            await one.store.put("a", b"1")
+        assert not caught.value.outcome_unknown
+        one.connection.before_multi = lambda _ops: None
+        one.connection.connect()
+        await trio.sleep(1)
+        found = await one.store.get("a")
+        assert found is not None and found.value == b"0"
+        await one.store.put("a", b"2")
+
+
 async def test_a_change_whose_answer_never_comes_is_unknown_at_the_deadline(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
