@@ -31,7 +31,7 @@ from metadata.store import StoreSession
 from metadata.zookeeper import paths
 from metadata.zookeeper.changing import Changing
 from metadata.zookeeper.plan import Plan
-from metadata.zookeeper.znodes import Connection, Create
+from metadata.zookeeper.znodes import Connection, Create, Stat
 
 CHECK_PART = 18
 """A sponsor that heard nothing for this part of its ZooKeeper session asks before it keeps one."""
@@ -116,8 +116,10 @@ class Sessions:
         kept = self._kept.get(session.epoch)
         if kept is not None and kept.is_sure and kept.session.owner == session.owner:
             if not self._heard_lately:
+                path = paths.session_path(session.epoch)
                 with self._changing.deadline(until):
-                    await self._connection.stat([paths.session_path(session.epoch)], fresh=True)
+                    (stat,) = await self._connection.stat([path], fresh=True)
+                kept.is_sure = kept.is_sure and self._is_ours(stat)
             if kept.is_sure and self._kept.get(session.epoch) is kept:
                 kept.until_ms = max(kept.until_ms, asked_ms + round(session.ttl_s * 1000))
                 return
@@ -160,17 +162,22 @@ class Sessions:
     async def _sponsor(self, session: StoreSession, asked_ms: int) -> None:
         """Begin the session's time at *asked_ms*, and watch that its node stays this store's."""
         kept = _Kept(session, asked_ms + round(session.ttl_s * 1000))
-        kept.is_sure = True
+        is_lost = False
 
         def lose() -> None:
-            kept.is_sure = False
+            nonlocal is_lost
+            is_lost, kept.is_sure = True, False
 
         self._kept[session.epoch] = kept
         self._sooner.set()
         with self._changing.deadline():
             (stat,) = await self._connection.stat([paths.session_path(session.epoch)], watch=lose)
-        if stat is None or stat.owner != self._connection.session_id:
-            kept.is_sure = False
+        # Without an answer there may be no watch, and another store takes the node unnoticed.
+        kept.is_sure = self._is_ours(stat) and not is_lost
+
+    def _is_ours(self, stat: Stat | None) -> bool:
+        """Return True if this is a node that this store's ZooKeeper session made."""
+        return stat is not None and stat.owner == self._connection.session_id
 
     async def _adopt(self, session: StoreSession) -> None:
         """Make the session's node this store's own. Raises SessionOver."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import NoReturn
 
 import pytest
 import trio
@@ -87,6 +88,29 @@ async def test_a_session_that_goes_to_and_fro_lives_on(
     for store in (one.store, two.store):
         with pytest.raises(SessionOver):
             await store.keep_session(session)
+
+
+async def test_a_store_that_could_not_look_keeps_no_session_that_another_one_had_and_ended(
+    one: Sponsor, two: Sponsor, autojump_clock: Clock
+) -> None:
+    """Its look was cut off, so no watch tells it that the session moved on."""
+    session, _ = await leased(one, ttl_s=10)
+    one.connection.drop()  # its watch fires
+    one.connection.connect()
+    stat = one.connection.stat
+
+    async def hang(*_: object, **__: object) -> NoReturn:
+        await trio.sleep_forever()
+
+    one.connection.stat = hang  # type: ignore[method-assign]
+    with pytest.raises(MetadataUnavailable):
+        await one.store.keep_session(session)
+    one.connection.stat = stat  # type: ignore[method-assign]
+    await two.store.keep_session(session)
+    await trio.sleep(1)
+    two.connection.expire()
+    with pytest.raises(SessionOver):
+        await one.store.keep_session(session)
 
 
 async def test_a_silent_session_is_over_for_everybody_and_each_of_its_leases_is_a_hint(
