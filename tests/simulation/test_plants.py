@@ -17,7 +17,7 @@ from worlds import WORLDS
 # The seed at which each mistake is seen; the cheapest of those that were tried first.
 SHOWN_AT = {
     "acknowledge_before_sync": 18,
-    "fence_only_the_first_read": 3,
+    "fence_only_the_first_read": 45,
     "timeout_is_absence": 15,
     "no_floor": 70,
     "stale_acknowledgements": 2,
