@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import NoReturn
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 import trio
@@ -15,6 +14,7 @@ from metadata.sessions import SESSION_S, ProcessSession
 from metadata.store import CheckLease, Lease, Put, StoreSession
 from metadata.zookeeper import paths
 from metadata.zookeeper.store import SESSION_S as ZOOKEEPER_S
+from metadata.zookeeper.znodes import Stat
 
 Clock = trio.testing.MockClock
 
@@ -99,10 +99,14 @@ async def test_a_store_that_could_not_look_keeps_no_session_that_another_one_had
     one.connection.connect()
     stat = one.connection.stat
 
-    async def hang(*_: object, **__: object) -> NoReturn:
-        await trio.sleep_forever()
+    async def look(
+        paths: Sequence[str], *, fresh: bool = False, watch: Callable[[], None] | None = None
+    ) -> list[Stat | None]:
+        if watch is not None:
+            await trio.sleep_forever()
+        return await stat(paths, fresh=fresh)
 
-    one.connection.stat = hang  # type: ignore[method-assign]
+    one.connection.stat = look  # type: ignore[method-assign]
     with pytest.raises(MetadataUnavailable):
         await one.store.keep_session(session)
     one.connection.stat = stat  # type: ignore[method-assign]
