@@ -4,7 +4,8 @@ A log without a live byte is deleted. A closed one with a smaller live share tha
 rewritten, emptiest first: copy, sync, switch the index, delete (native/store.h). Minor compaction
 rewrites nearly empty logs and runs often; major compaction rewrites half-empty logs and runs
 rarely. Neither runs on a full disk, and major not on a disk that is filling up, because copying
-needs space first. A log with damage is left alone from then on.
+needs space first. A log with damage is left alone from then on. A log that cannot be deleted is
+tried again by each later run.
 
 What is left of a log may be little, and each log costs files and memory. So either compaction
 joins neighbouring logs of less than SMALL_SIZE live bytes, once there are JOINED_MIN of them.
@@ -70,16 +71,15 @@ class Compactor:
     async def free(self, threshold: float) -> GarbageReport:
         """Delete dead logs, join small ones, and rewrite those with a live share below *threshold*.
 
-        A log that cannot be read or copied stays as it is; the others are still handled.
-
-        Raises:
-            OSError: a dead log cannot be deleted.
+        A log that cannot be read, copied or deleted is left; the others are still handled.
         """
         deleted = compacted = freed = copied = 0
         for log in self._closed():
             if log.live == 0:
-                freed += await trio.to_thread.run_sync(self._store.delete_log, log.log_id)
-                deleted += 1
+                size = await self._delete(log.log_id)
+                if size is not None:
+                    freed += size
+                    deleted += 1
         for find in (self._small_runs, self._worth_rewriting):
             for logs in find(threshold):
                 size = await self._compact(logs)
@@ -114,7 +114,7 @@ class Compactor:
         if threshold <= 0 or self._no_copy(threshold):
             return []
         runs: list[list[LogUsage]] = [[]]
-        logs = sorted(self.logs(), key=lambda log: log.origin)
+        logs = sorted((log for log in self.logs() if log.live), key=lambda log: log.origin)
         origins = Counter(log.origin for log in logs)  # a damaged copy may be there beside its log
         for log in logs:
             live = log.live + sum(each.live for each in runs[-1])
@@ -131,6 +131,8 @@ class Compactor:
         """Return why *log* is kept as it is, "" if it is worth rewriting."""
         if log.open:
             return "it is being written"
+        if log.live == 0:
+            return "it could not be deleted"
         if log.damaged:
             return "it is damaged"
         if _live_share(log) >= threshold:
@@ -151,6 +153,14 @@ class Compactor:
             for log in self.logs()
         ]
 
+    async def _delete(self, log_id: int) -> int | None:
+        """Return the bytes freed, or None if the log is still there."""
+        try:
+            return await trio.to_thread.run_sync(self._store.delete_log, log_id)
+        except OSError as error:
+            _log.warning("entry log %d: cannot be deleted: %s", log_id, error)
+            return None
+
     async def _compact(self, logs: list[LogUsage]) -> int | None:
         """Return the bytes copied, or None if the logs were kept as they are."""
         # A thread cannot be cancelled, so a cancellation asks it to end.
@@ -168,7 +178,7 @@ class Compactor:
                 _log.warning("entry log %s: damaged; it is kept, and left alone", names)
                 return None
             except OSError as error:
-                # The copy is not needed, because the original logs are still there.
+                # The original logs are still there, or their copy is and the next run deletes them.
                 _log.warning("entry log %s: cannot be rewritten: %s", names, error)
                 return None
             finally:

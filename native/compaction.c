@@ -8,7 +8,10 @@
  * so against other logs its extents are as new as they were. Of several old ones it has the
  * greatest, and no other log's origin lies between theirs. Until its header
  * says "closed", a restart deletes it; from then on, a restart deletes the old one of its
- * origin. A crash may leave others: older copies of what the new log has. */
+ * origin. A crash may leave others: older copies of what the new log has.
+ *
+ * A restart loads whatever is left. So an old log stays in the store, without rows and with all
+ * of its ledgers among its dead, until its files are gone durably: till then they are remembered. */
 #include "store_internal.h"
 
 #include <errno.h>
@@ -48,10 +51,10 @@ typedef struct {
 
 /* --- what to copy ------------------------------------------------------------------ */
 
-static int is_source(const compaction *c, const bk_log *log)
+static int is_among(bk_log *const *logs, uint32_t count, const bk_log *log)
 {
-    for (uint32_t i = 0; i < c->from_count; i++)
-        if (c->from[i] == log)
+    for (uint32_t i = 0; i < count; i++)
+        if (logs[i] == log)
             return 1;
     return 0;
 }
@@ -59,7 +62,7 @@ static int is_source(const compaction *c, const bk_log *log)
 static int add_sources(compaction *c, const bk_ledger_rows *ledger, uint32_t *room)
 {
     for (uint32_t i = 0; i < ledger->count; i++) {
-        if (!is_source(c, ledger->rows[i].log))
+        if (!is_among(c->from, c->from_count, ledger->rows[i].log))
             continue;
         source *sources = bk_array_grow32(c->sources, room, c->count + 1, sizeof *sources);
         if (sources == NULL)
@@ -256,8 +259,7 @@ static int publish(compaction *c)
         c->to->size = c->writer.log_end;
         c->to->index_size = c->writer.index_end;
         result = switch_rows(c);
-        for (uint32_t i = 0; i < c->from_count && result == BK_OK; i++)
-            bk_store_remove_log(c->store, c->from[i]);
+        c->store->epoch++;
     }
     pthread_rwlock_unlock(&c->store->lock);
     return result;
@@ -331,6 +333,30 @@ static int claim_log(bk_store *store, uint32_t log_id, bk_log **log, uint64_t *l
     return result;
 }
 
+/* Delete a log that has no rows. After a failure it is still there, to be deleted later. */
+static int erase_log(bk_store *store, bk_log *log)
+{
+    int result = bk_log_erase(store->folder, log->id);
+    if (result != BK_OK)
+        return result;
+    pthread_rwlock_wrlock(&store->lock);
+    bk_store_remove_log(store, log);
+    pthread_rwlock_unlock(&store->lock);
+    return BK_OK;
+}
+
+/* Delete all that can be deleted; the first error. */
+static int erase_logs(bk_store *store, bk_log *const *logs, uint32_t count)
+{
+    int result = BK_OK;
+    for (uint32_t i = 0; i < count; i++) {
+        int erased = erase_log(store, logs[i]);
+        if (result == BK_OK)
+            result = erased;
+    }
+    return result;
+}
+
 static int compact_logs(bk_store *store, bk_log *const *logs, uint32_t count, uint64_t bytes_per_s,
                         const volatile int32_t *stop, uint64_t *copied)
 {
@@ -341,8 +367,8 @@ static int compact_logs(bk_store *store, bk_log *const *logs, uint32_t count, ui
     int result = copy_logs(&c);
     if (result == BK_CORRUPT)
         mark_damaged(store, c.walk.log);
-    for (uint32_t i = 0; i < count && result == BK_OK; i++)
-        result = bk_log_erase(store->folder, logs[i]->id);
+    if (result == BK_OK)
+        result = erase_logs(store, logs, count);
     *copied = c.copied;
     free_compaction(&c);
     return result;
@@ -351,30 +377,32 @@ static int compact_logs(bk_store *store, bk_log *const *logs, uint32_t count, ui
 /* Delete a log that has no live bytes. */
 static int drop_log(bk_store *store, bk_log *log, uint64_t *freed)
 {
-    pthread_rwlock_wrlock(&store->lock);
-    int result = log->extents > 0 || bk_store_is_held(store, log) ? BK_FULL : BK_OK;
-    if (result == BK_OK)
-        bk_store_remove_log(store, log);
+    pthread_rwlock_rdlock(&store->lock);
+    int is_dead = log->extents == 0 && !bk_store_is_held(store, log);
+    uint64_t size = log->size + log->index_size;
     pthread_rwlock_unlock(&store->lock);
-    if (result != BK_OK)
-        return result;
-    *freed = log->size + log->index_size;
-    return bk_log_erase(store->folder, log->id);
+    int result = is_dead ? erase_log(store, log) : BK_FULL;
+    if (result == BK_OK)
+        *freed = size;
+    return result;
 }
 
-/* Whether each is newer than the one before, and no other log's age is between theirs. */
+/* Whether each is newer than the one before, and no other log's age is between theirs. One that
+ * only waits to be deleted does not count. */
 static int are_neighbours(bk_store *store, bk_log *const *logs, uint32_t count)
 {
-    uint32_t between = 0;
-    int rising = 1;
+    int rising = 1, alone = 1;
     for (uint32_t i = 1; i < count; i++)
         rising &= logs[i - 1]->origin < logs[i]->origin;
     pthread_rwlock_rdlock(&store->lock);
-    for (uint32_t i = 0; i < store->log_count; i++)
-        between += store->logs[i]->origin >= logs[0]->origin &&
-                   store->logs[i]->origin <= logs[count - 1]->origin;
+    for (uint32_t i = 0; i < store->log_count; i++) {
+        const bk_log *log = store->logs[i];
+        int is_between =
+            log->origin >= logs[0]->origin && log->origin <= logs[count - 1]->origin;
+        alone &= !is_between || log->extents == 0 || is_among(logs, count, log);
+    }
     pthread_rwlock_unlock(&store->lock);
-    return rising && between == count;
+    return rising && alone;
 }
 
 static int rewrite_logs(bk_store *store, bk_log *const *logs, uint32_t count, uint64_t live,

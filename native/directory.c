@@ -122,11 +122,15 @@ static uint32_t rows_kept(bk_directory *d, bk_ledger_rows *ledger, uint32_t kept
     return removed;
 }
 
-uint32_t bk_directory_remove(bk_directory *d, bk_ledger_rows *ledger, const bk_log *log)
+uint32_t bk_directory_remove(bk_directory *d, bk_ledger_rows *ledger, bk_log *log)
 {
     uint32_t kept = 0;
-    for (uint32_t i = 0; i < ledger->count; i++)
-        kept = keep_row(d, ledger, i, kept, ledger->rows[i].log != log);
+    for (uint32_t i = 0; i < ledger->count; i++) {
+        int stays = ledger->rows[i].log != log;
+        if (!stays)
+            bk_directory_note_dead(ledger, log);
+        kept = keep_row(d, ledger, i, kept, stays);
+    }
     return rows_kept(d, ledger, kept);
 }
 

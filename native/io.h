@@ -12,6 +12,7 @@
 #define BK_FAULT_TABLE_WRITE 7
 #define BK_FAULT_TABLE_SYNC 8
 #define BK_FAULT_ENTRY_READ 9 /* of entries from a log, whatever they are read for */
+#define BK_FAULT_LOG_ERASE 10 /* deleting a log: before its renaming, and at each of two syncs */
 
 /* Faults are there only in a build with BK_FAULTS defined, as an editable one is; without it
  * planning one returns -ENOSYS, and bk_fault_at is always 0. */

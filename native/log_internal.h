@@ -48,7 +48,7 @@ typedef struct {
     uint64_t index_size;
     uint64_t live;
     uint64_t records; /* bytes of all records in the index, dead ones too */
-    int64_t *dead;    /* ledgers that were deleted and have records here; one may come twice */
+    int64_t *dead;    /* ledgers with records here that are not wanted; one may come twice */
     uint32_t dead_count, dead_capacity;
     /* Under the pool's lock: */
     bk_file files[2];

@@ -143,20 +143,28 @@ static int unlink_if_there(const char *path)
     return unlink(path) == 0 || errno == ENOENT ? 0 : -errno;
 }
 
+static int sync_names(const char *folder)
+{
+    int fault = bk_fault_at(BK_FAULT_LOG_ERASE);
+    return fault != 0 ? fault : bk_io_sync_folder(folder);
+}
+
 int bk_log_erase(const char *folder, uint32_t log_id)
 {
     char log[BK_PATH_SIZE_MAX], dead[BK_PATH_SIZE_MAX], index[BK_PATH_SIZE_MAX];
     bk_log_path(folder, log_id, BK_SUFFIX_LOG, log);
     bk_log_path(folder, log_id, BK_SUFFIX_DEAD, dead);
     bk_log_path(folder, log_id, BK_SUFFIX_INDEX, index);
-    if (rename(log, dead) != 0 && errno != ENOENT)
-        return -errno;
-    int result = bk_io_sync_folder(folder);
+    int result = bk_fault_at(BK_FAULT_LOG_ERASE);
+    if (result == 0 && rename(log, dead) != 0 && errno != ENOENT)
+        result = -errno;
+    if (result == 0)
+        result = sync_names(folder);
     if (result == 0)
         result = unlink_if_there(index);
     /* Or a power cut might leave the index alone, as if the log were lost. */
     if (result == 0)
-        result = bk_io_sync_folder(folder);
+        result = sync_names(folder);
     if (result == 0)
         result = unlink_if_there(dead);
     return result;

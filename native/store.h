@@ -210,8 +210,8 @@ uint32_t bk_store_logs(bk_store *store, int64_t after, bk_log_usage *out, uint32
  * record this: until its logs are gone, the next start finds the ledger again, and the
  * caller, which remembers the deletion, deletes it once more. */
 int bk_store_delete_ledger(bk_store *store, int64_t ledger_id);
-/* Whether any log has entries of the ledger, forgotten ones too: the next start would find
- * these again. */
+/* Whether any log has entries of the ledger, forgotten and copied ones too: the next start would
+ * find these again. That is over once the log's files are gone, durably. */
 int bk_store_remembers(bk_store *store, int64_t ledger_id);
 /* Forget what logs with a smaller origin than first_log hold of a ledger. */
 void bk_store_forget_before(bk_store *store, int64_t ledger_id, uint32_t first_log);
@@ -229,7 +229,8 @@ uint32_t bk_store_first_log(bk_store *store, int64_t ledger_id);
 /* Whether an extent spans the entry; it may have a hole there. Reads nothing. */
 int bk_store_spans(bk_store *store, int64_t ledger_id, int64_t entry_id);
 /* [blocks] Delete a log that has no live bytes and is not open (bk_log_usage). *freed: bytes.
- * BK_FULL when the log is not empty or is open; -ENOENT when there is none. */
+ * BK_FULL when the log is not empty or is open; -ENOENT when there is none. After any other
+ * error the log is still listed: call again. */
 int bk_store_delete_log(bk_store *store, uint32_t log_id, uint64_t *freed);
 /* [blocks] Rewrite a closed log: copy its live records to a new log of the
  * compactor's own, sync that, sync its index, switch the extents, delete the old log.
@@ -239,7 +240,9 @@ int bk_store_delete_log(bk_store *store, uint32_t log_id, uint64_t *freed);
  * (BK_END); it may be NULL. *copied: bytes. A damaged record whose entry was stored
  * again is left out; any other is noted, the old log is kept and marked damaged
  * (BK_CORRUPT), and the check below takes that mark away. After any failure the old log is as it
- * was. A ledger deleted meanwhile stays deleted. BK_FULL: the log is open. */
+ * was, or, when it could not be deleted, is listed without live bytes: its entries are in the new
+ * one, and bk_store_delete_log deletes it. A ledger deleted meanwhile stays deleted. BK_FULL: the
+ * log is open. */
 int bk_store_compact(bk_store *store, const uint32_t *log_ids, uint32_t count,
                      uint64_t bytes_per_s, const volatile int32_t *stop, uint64_t *copied);
 /* [blocks] Check every record of a log that reads may want, and the index pages that lead there;

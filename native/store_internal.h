@@ -165,7 +165,7 @@ typedef struct {
     int64_t id;
     bk_row *rows; /* by first entry; none: the ledger was deleted */
     uint32_t count, capacity;
-    uint32_t dead_logs; /* how often it stands among the dead of logs */
+    uint32_t dead_logs; /* how often it stands among the dead of logs that are not erased */
     uint32_t first_log;
     int64_t incarnation; /* of the ledger that the rows are of; 0: not known */
 } bk_ledger_rows;
@@ -193,13 +193,14 @@ bk_ledger_rows *bk_directory_ledger(const bk_directory *d, int64_t ledger_id);
 uint32_t bk_directory_after(const bk_directory *d, int64_t ledger_id);
 /* The same, one that was deleted too while logs still have records of it. */
 bk_ledger_rows *bk_directory_place(const bk_directory *d, int64_t ledger_id);
-/* Remove the rows of a ledger in one log, whose records are elsewhere by now. Returns how many. */
-uint32_t bk_directory_remove(bk_directory *d, bk_ledger_rows *ledger, const bk_log *log);
+/* Remove the rows of a ledger in one log. Its records there, which are elsewhere by now, are dead.
+ * Returns how many. */
+uint32_t bk_directory_remove(bk_directory *d, bk_ledger_rows *ledger, bk_log *log);
 /* Remove the rows in logs with a smaller origin; their records are dead. Returns how many. */
 uint32_t bk_directory_bury(bk_directory *d, bk_ledger_rows *ledger, uint32_t origin);
-/* The log has records of a ledger that was deleted. */
+/* The log has records of the ledger that nobody wants any more. */
 void bk_directory_note_dead(bk_ledger_rows *ledger, bk_log *log);
-/* The log is gone, and its dead with it. */
+/* The log is gone, durably, and its dead with it. */
 void bk_directory_forget_dead(bk_directory *d, bk_log *log);
 /* Position of the first row that, or one before which, reaches entry_id or beyond. */
 uint32_t bk_directory_reaching(const bk_ledger_rows *ledger, int64_t entry_id);
@@ -262,6 +263,8 @@ void bk_store_note_log(bk_store *store, uint32_t log_id, const char *suffix, uin
                        int64_t ledger_id, int64_t entry_id);
 /* With the store's lock held for writing: */
 int bk_store_add_log(bk_store *store, bk_log *log);
+/* Its files are gone, durably: until then a start would load it again, and what it holds must be
+ * remembered. */
 void bk_store_remove_log(bk_store *store, bk_log *log);
 bk_log *bk_store_log(const bk_store *store, uint32_t log_id);
 /* A log id that was never used. Takes the store's lock. */

@@ -175,11 +175,11 @@ static int is_superseded(const bk_walk *walk, int64_t ledger_id, int64_t entry_i
     return result == BK_OK && (log_id != walk->log->id || place != offset);
 }
 
-/* Whether the log is still one of the store's. */
+/* Whether the log is still one of the store's, and not about to be deleted. */
 static int is_here(const bk_walk *walk)
 {
     pthread_rwlock_rdlock(&walk->store->lock);
-    int here = bk_store_log(walk->store, walk->log->id) == walk->log;
+    int here = bk_store_log(walk->store, walk->log->id) == walk->log && walk->log->extents > 0;
     pthread_rwlock_unlock(&walk->store->lock);
     return here;
 }

@@ -3,7 +3,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import pairwise
@@ -33,9 +33,16 @@ from metadata.records import cookie_key, ledger_key
 from metadata.sqlite import SqliteStore
 from metadata.store import MetadataStore
 from metadata.urls import open_store
+from native.faults import clear_fault, plan_fault
 from native.mark import Mark
 
 Values = dict[int, bytes | None]
+
+
+@pytest.fixture(autouse=True)
+def _no_fault_stays() -> Iterator[None]:
+    yield
+    clear_fault()
 
 
 class Yard:
@@ -286,6 +293,30 @@ async def test_small_logs_are_joined_by_the_next_compaction(tmp_path: Path) -> N
     async with yard(tmp_path) as here:
         assert [await here.code(each) for each in kept] == [0] * len(kept)
         assert here.rig.storage.recovery.damages == 0
+
+
+async def test_logs_that_cannot_be_deleted_are_left_for_the_next_collection(
+    tmp_path: Path,
+) -> None:
+    async with yard(tmp_path) as here:
+        ids = list[int]()
+        for _ in range(JOINED_MIN):
+            ids += [await here.create(size=64 << 10), await here.create()]
+            await here.rig.storage.checkpoint()
+            await here.rig.storage.roll_log()
+        for ledger_id in ids[1::2]:
+            await here.delete(ledger_id)
+        plan_fault("log_erase", count=1000)
+        for _ in range(2):
+            report = await here.collector.collect(major=True)
+            assert (report.logs_deleted, report.freed_size) == (0, 0)
+            reasons = [kept.reason for kept in report.kept if kept.live == 0]
+            assert reasons == ["it could not be deleted"] * JOINED_MIN
+        clear_fault()
+        report = await here.collector.collect(major=True)
+        assert report.logs_deleted == JOINED_MIN
+        assert [kept.live for kept in report.kept if kept.live == 0] == []
+        assert [await here.code(ledger_id) for ledger_id in ids] == [0, 1] * JOINED_MIN
 
 
 async def test_a_few_small_logs_and_large_ones_between_are_left(tmp_path: Path) -> None:
