@@ -8,7 +8,7 @@
 void *bk_array_resize(void *items, size_t room, size_t item_size)
 {
     size_t size;
-    if (__builtin_mul_overflow(room, item_size, &size))
+    if (__builtin_mul_overflow(room, item_size, &size) || bk_fault_at(BK_FAULT_ARRAY) != 0)
         return NULL;
     return realloc(items, size > 0 ? size : 1);
 }

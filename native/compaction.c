@@ -1,7 +1,7 @@
 /* Compaction: the live records of a closed log, or of several, go to a log of their own.
  *
  *   extents of the logs, by ledger ─► clusters ─► records, checked ─► new log, new index
- *                                                     ─► switch the extents ─► delete the old logs
+ *                       ─► room for its extents ─► switch the extents ─► delete the old logs
  *
  * A cluster is one extent, or several that overlap because an entry was stored
  * twice; of those the newest copy is kept. The new log has the old one's origin,
@@ -217,48 +217,81 @@ static int copy_all(compaction *c)
 
 /* --- the switch -------------------------------------------------------------------- */
 
-static uint32_t remove_rows(compaction *c, bk_ledger_rows *ledger)
+static int has_sources(const compaction *c, const bk_ledger_rows *ledger)
 {
-    uint32_t removed = 0;
-    for (uint32_t i = 0; i < c->from_count; i++)
-        removed += bk_directory_remove(&c->store->directory, ledger, c->from[i]);
-    return removed;
+    for (uint32_t i = 0; ledger != NULL && i < ledger->count; i++)
+        if (is_among(c->from, c->from_count, ledger->rows[i].log))
+            return 1;
+    return 0;
 }
 
-/* The rows of a ledger go from the old logs to the new one, unless it was deleted. */
-static int switch_ledger(compaction *c, const bk_extent *rows, uint32_t count)
+/* Rows of the new log from the i-th on that are of one ledger. */
+static uint32_t rows_of_ledger(const compaction *c, uint32_t i)
+{
+    uint32_t count = 1;
+    while (i + count < c->row_count && c->rows[i + count].ledger_id == c->rows[i].ledger_id)
+        count++;
+    return count;
+}
+
+/* Room for all new rows beside the old ones: from then on, nothing can fail. */
+static int reserve_rows(compaction *c)
 {
     bk_directory *d = &c->store->directory;
-    bk_ledger_rows *ledger = bk_directory_ledger(d, rows->ledger_id);
-    if (ledger == NULL || remove_rows(c, ledger) == 0) {
-        bk_ledger_rows *gone = bk_directory_place(d, rows->ledger_id);
-        if (gone != NULL)
-            bk_directory_note_dead(gone, c->to);
-        return BK_OK;
-    }
-    return bk_directory_add(d, c->to, rows, count);
-}
-
-static int switch_rows(compaction *c)
-{
     int result = BK_OK;
     for (uint32_t i = 0, count; i < c->row_count && result == BK_OK; i += count) {
-        count = 1;
-        while (i + count < c->row_count && c->rows[i + count].ledger_id == c->rows[i].ledger_id)
-            count++;
-        result = switch_ledger(c, c->rows + i, count);
+        count = rows_of_ledger(c, i);
+        bk_ledger_rows *ledger = bk_directory_ledger(d, c->rows[i].ledger_id);
+        if (has_sources(c, ledger))
+            result = bk_directory_reserve(d, ledger, count);
     }
     return result;
+}
+
+/* What was copied is there, or dead if its ledger was deleted meanwhile. */
+static void add_rows(compaction *c)
+{
+    bk_directory *d = &c->store->directory;
+    for (uint32_t i = 0, count; i < c->row_count; i += count) {
+        count = rows_of_ledger(c, i);
+        bk_ledger_rows *ledger = bk_directory_place(d, c->rows[i].ledger_id);
+        if (has_sources(c, ledger))
+            (void)bk_directory_add(d, c->to, c->rows + i, count);
+        else if (ledger != NULL)
+            bk_directory_note_dead(ledger, c->to);
+    }
+}
+
+/* Also of a ledger that has nothing in the new log, since all of it was damaged and stored again. */
+static void remove_rows(compaction *c)
+{
+    bk_directory *d = &c->store->directory;
+    for (uint32_t i = 0; i < c->count; i++) {
+        int64_t ledger_id = c->sources[i].name.ledger_id;
+        bk_ledger_rows *ledger = bk_directory_ledger(d, ledger_id);
+        if (ledger == NULL || (i > 0 && c->sources[i - 1].name.ledger_id == ledger_id))
+            continue;
+        for (uint32_t k = 0; k < c->from_count; k++)
+            (void)bk_directory_remove(d, ledger, c->from[k]);
+    }
+}
+
+static int list_copy(compaction *c)
+{
+    c->to->size = c->writer.log_end;
+    c->to->index_size = c->writer.index_end;
+    return bk_store_add_log(c->store, c->to);
 }
 
 static int publish(compaction *c)
 {
     pthread_rwlock_wrlock(&c->store->lock);
-    int result = bk_store_add_log(c->store, c->to);
+    int result = reserve_rows(c);
+    if (result == BK_OK)
+        result = list_copy(c);
     if (result == BK_OK) {
-        c->to->size = c->writer.log_end;
-        c->to->index_size = c->writer.index_end;
-        result = switch_rows(c);
+        add_rows(c);
+        remove_rows(c);
         c->store->epoch++;
     }
     pthread_rwlock_unlock(&c->store->lock);
@@ -279,6 +312,20 @@ static int copy_begin(compaction *c)
     return result == BK_OK ? bk_log_writer_begin(&c->writer, id, origin) : result;
 }
 
+/* A start may load what cannot be erased. So it stays in the store, as a log whose ledgers are
+ * all dead. */
+static void keep_dead(compaction *c)
+{
+    pthread_rwlock_wrlock(&c->store->lock);
+    int result = list_copy(c);
+    for (uint32_t i = 0; i < c->row_count && result == BK_OK; i++) {
+        bk_ledger_rows *ledger = bk_directory_place(&c->store->directory, c->rows[i].ledger_id);
+        if (ledger != NULL)
+            bk_directory_note_dead(ledger, c->to);
+    }
+    pthread_rwlock_unlock(&c->store->lock);
+}
+
 static int copy_logs(compaction *c)
 {
     int result = list_sources(c);
@@ -289,10 +336,11 @@ static int copy_logs(compaction *c)
     if (result == BK_OK)
         result = bk_log_writer_close(&c->writer);
     if (result == BK_OK)
-        return publish(c);
-    if (c->to != NULL) {
+        result = publish(c);
+    if (result != BK_OK && c->to != NULL) {
         bk_log_writer_drop(&c->writer);
-        (void)bk_log_erase(c->store->folder, c->to->id);
+        if (bk_log_erase(c->store->folder, c->to->id) != BK_OK)
+            keep_dead(c);
     }
     return result;
 }

@@ -57,23 +57,31 @@ static void update_reach(bk_ledger_rows *ledger, uint32_t from)
     }
 }
 
-static int row_room(bk_directory *d, bk_ledger_rows *ledger)
+static int resize_rows(bk_directory *d, bk_ledger_rows *ledger, uint32_t capacity)
 {
-    if (ledger->count < ledger->capacity)
-        return BK_OK;
-    uint32_t capacity = ledger->capacity + ledger->capacity / 2 + 1;
     bk_row *rows = bk_array_resize(ledger->rows, capacity, sizeof *rows);
     if (rows == NULL)
         return -ENOMEM;
-    d->row_bytes += (uint64_t)(capacity - ledger->capacity) * sizeof *rows;
+    d->row_bytes -= (uint64_t)ledger->capacity * sizeof *rows;
+    d->row_bytes += (uint64_t)capacity * sizeof *rows;
     ledger->rows = rows;
     ledger->capacity = capacity;
     return BK_OK;
 }
 
+int bk_directory_reserve(bk_directory *d, bk_ledger_rows *ledger, uint32_t count)
+{
+    uint32_t capacity = ledger->capacity + ledger->capacity / 2 + 1;
+    if (ledger->capacity - ledger->count >= count)
+        return BK_OK;
+    if (capacity - ledger->count < count)
+        capacity = ledger->count + count;
+    return resize_rows(d, ledger, capacity);
+}
+
 static int insert_row(bk_directory *d, bk_ledger_rows *ledger, const bk_row *row)
 {
-    int result = row_room(d, ledger);
+    int result = bk_directory_reserve(d, ledger, 1);
     if (result != BK_OK)
         return result;
     uint32_t at = row_after(ledger, row->first);
@@ -117,8 +125,9 @@ static uint32_t rows_kept(bk_directory *d, bk_ledger_rows *ledger, uint32_t kept
     ledger->count = kept;
     if (kept == 0)
         release_rows(d, ledger);
-    else
-        update_reach(ledger, 0);
+    else if (kept < ledger->capacity / 2)
+        (void)resize_rows(d, ledger, kept); /* it may stay larger */
+    update_reach(ledger, 0);
     return removed;
 }
 

@@ -24,6 +24,7 @@ _SITES = {
     "table_sync": lib.BK_FAULT_TABLE_SYNC,
     "entry_read": lib.BK_FAULT_ENTRY_READ,
     "log_erase": lib.BK_FAULT_LOG_ERASE,
+    "array": lib.BK_FAULT_ARRAY,
 }
 
 
@@ -32,7 +33,7 @@ def plan_fault(site: str, nth: int = 1, error_number: int = 5, count: int = 1) -
 
     Args:
         site: journal_write, journal_sync, log_write, log_sync, index_write, index_sync,
-            table_write, table_sync, entry_read or log_erase.
+            table_write, table_sync, entry_read, log_erase or array (of memory).
         nth: counted from 1, the next call.
         error_number: a positive errno.
         count: calls in a row that fail.

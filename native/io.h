@@ -1,5 +1,5 @@
 /* Files. Every write and sync of the core goes through here, so that a test can
- * make any of them fail. A short write is completed or reported, EINTR retried. */
+ * make any of them fail; arrays that grow can, too. A short write is completed or reported, EINTR retried. */
 
 /* Which call a fault hits. */
 #define BK_FAULT_NONE 0
@@ -13,6 +13,7 @@
 #define BK_FAULT_TABLE_SYNC 8
 #define BK_FAULT_ENTRY_READ 9 /* of entries from a log, whatever they are read for */
 #define BK_FAULT_LOG_ERASE 10 /* deleting a log: before its renaming, and at each of two syncs */
+#define BK_FAULT_ARRAY 11 /* growing an array in memory; whatever the error, it is ENOMEM */
 
 /* Faults are there only in a build with BK_FAULTS defined, as an editable one is; without it
  * planning one returns -ENOSYS, and bk_fault_at is always 0. */

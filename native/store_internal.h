@@ -187,6 +187,9 @@ typedef struct {
 /* Rows of one log, ordered by ledger. -ENOMEM leaves the directory as it was or
  * with a part of the rows. */
 int bk_directory_add(bk_directory *d, bk_log *log, const bk_extent *rows, uint32_t count);
+/* Make room, so that as many rows more of the ledger can be added without memory, as long as none
+ * is removed. -ENOMEM leaves the directory as it was. */
+int bk_directory_reserve(bk_directory *d, bk_ledger_rows *ledger, uint32_t count);
 /* The ledger, or NULL. */
 bk_ledger_rows *bk_directory_ledger(const bk_directory *d, int64_t ledger_id);
 /* Position of the first ledger with a greater id. */

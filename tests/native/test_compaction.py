@@ -442,3 +442,49 @@ def test_the_log_of_an_old_mark_may_have_been_compacted_since(rig: StoreRig) -> 
         rig.reopen(mark)
         rig.check()
         assert rig.damage() == []
+
+
+# --- without memory ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("log_ids", [(1,), (1, 2, 3, 4)])
+def test_a_copy_without_memory_loses_nothing(
+    rig: StoreRig, tmp_path: Path, log_ids: tuple[int, ...]
+) -> None:
+    small_logs(rig)
+    rig.save(tmp_path / "saved")
+    before, failures = names(rig), 0
+    for nth in range(1, 60):
+        rig.restore(tmp_path / "saved", rig.mark)
+        rig.reopen()
+        forget(rig, 2)
+        plan_fault("array", nth)
+        try:
+            rig.store.compact(*log_ids)
+        except OSError as error:
+            assert error.errno == errno.ENOMEM
+            rig.check()
+            assert names(rig) == before
+            failures += 1
+        finally:
+            clear_fault()
+        rig.check()
+        assert [log.log_id for log in rig.store.logs() if not log.live] == []
+    assert failures >= 5
+
+
+def test_a_row_whose_records_are_all_left_out_goes_with_its_log(rig: StoreRig) -> None:
+    """It was damaged and stored again: its ledger has nothing in the copy."""
+    rig.flush({1: entries(1, range(3)), 2: entries(2, [0], tag="damaged")})
+    rig.roll()
+    rig.flush({2: entries(2, [0], tag="again")})
+    path = rig.path("00000001.log")
+    data = bytearray(path.read_bytes())
+    data[data.index(b"2:0:damaged")] ^= 0xFF
+    path.write_bytes(data)
+    rig.store.compact(1)
+    assert [(row.ledger_id, row.extents) for row in rig.store.ledgers()] == [(1, 1), (2, 1)]
+    rig.check()
+    rig.reopen()
+    rig.check()
+    assert rig.damage() == []

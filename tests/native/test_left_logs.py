@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -208,3 +209,34 @@ def test_logs_that_stayed_keep_no_others_from_being_joined(bookie: Bookie) -> No
     assert [log.log_id for log in bookie.engine.store.logs() if log.live] == [7]
     cut_power(bookie)
     assert [bookie.payload(LEDGER, i) for i in range(6)] == [b"old"] * 6
+
+
+def test_an_id_shows_nothing_of_a_copy_that_failed_and_stayed(bookie: Bookie) -> None:
+    """Without memory for its extents, of a log that says it is closed."""
+    small_logs(bookie)
+    store = bookie.engine.store
+    in_the_way = [bookie.ledger_folder / f"{log_id:08x}.dead" for log_id in range(5, 50)]
+    for path in in_the_way:
+        path.mkdir()
+    nth = 0
+    while store.logs()[0].log_id == 1:
+        plan_fault("array", nth := nth + 1)
+        with suppress(OSError):
+            join(bookie)
+        clear_fault()
+    for path in in_the_way:
+        path.rmdir()
+    *failed, made = store.logs()
+    assert len(failed) >= 5
+    assert [log.live for log in failed] == [0] * len(failed)
+    for ledger_id, incarnation in [(LEDGER, OLD), *((10 + n, n) for n in range(1, 5))]:
+        bookie.engine.delete_ledger(ledger_id, 1000, incarnation)
+    bookie.checkpoint()
+    store.delete_log(made.log_id)
+    assert_tombstone(bookie)
+    renewed(bookie)
+    bookie.checkpoint()
+    bookie.crash()
+    assert bookie.engine.runs(LEDGER) == [(0, 0)]
+    drop_dead_logs(bookie)
+    assert [log.log_id for log in bookie.engine.store.logs() if not log.open] == []
