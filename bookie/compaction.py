@@ -106,7 +106,8 @@ class Compactor:
         return [log for log in self.logs() if not log.open]
 
     def _worth_rewriting(self, threshold: float) -> list[list[LogUsage]]:
-        worth = [log for log in self._closed() if not self._reason(log, threshold)]
+        copies = self._copies()
+        worth = [log for log in self._closed() if not self._reason(log, threshold, copies)]
         return [[log] for log in sorted(worth, key=_live_share)]
 
     def _small_runs(self, threshold: float) -> list[list[LogUsage]]:
@@ -114,20 +115,26 @@ class Compactor:
         if threshold <= 0 or self._no_copy(threshold):
             return []
         runs: list[list[LogUsage]] = [[]]
-        logs = sorted((log for log in self.logs() if log.live), key=lambda log: log.origin)
-        origins = Counter(log.origin for log in logs)  # a damaged copy may be there beside its log
-        for log in logs:
+        copies = self._copies()
+        for log in sorted((log for log in self.logs() if log.live), key=lambda log: log.origin):
             live = log.live + sum(each.live for each in runs[-1])
             if live > self._config.log_size_max or len(runs[-1]) == _JOINED_MAX:
                 runs.append([])
-            is_alone = log.open or log.damaged or origins[log.origin] > 1
+            is_alone = log.open or log.damaged or copies[log.origin] > 1
             if is_alone or log.live >= self._small_size:
                 runs.append([])
             else:
                 runs[-1].append(log)
         return [run for run in runs if len(run) >= JOINED_MIN]
 
-    def _reason(self, log: LogUsage, threshold: float) -> str:
+    def _copies(self) -> Counter[int]:
+        """Count the logs of each origin; a damaged copy may be there beside its log.
+
+        One that could not be deleted does not count: it has nothing that its copy lacks.
+        """
+        return Counter(log.origin for log in self.logs() if log.live)
+
+    def _reason(self, log: LogUsage, threshold: float, copies: Counter[int]) -> str:
         """Return why *log* is kept as it is, "" if it is worth rewriting."""
         if log.open:
             return "it is being written"
@@ -135,6 +142,8 @@ class Compactor:
             return "it could not be deleted"
         if log.damaged:
             return "it is damaged"
+        if copies[log.origin] > 1:
+            return "a damaged copy of it, or what it is a copy of, is kept beside it"
         if _live_share(log) >= threshold:
             return f"{_live_share(log):.0%} of it is alive"
         return self._no_copy(threshold)
@@ -148,8 +157,14 @@ class Compactor:
         return ""
 
     def _kept(self, threshold: float) -> list[LogKept]:
+        copies = self._copies()
         return [
-            LogKept(log.log_id, log.size, log.live, self._reason(log, threshold) or "not reached")
+            LogKept(
+                log.log_id,
+                log.size,
+                log.live,
+                self._reason(log, threshold, copies) or "not reached",
+            )
             for log in self.logs()
         ]
 

@@ -435,7 +435,7 @@ static int drop_log(bk_store *store, bk_log *log, uint64_t *freed)
     return result;
 }
 
-/* Whether each is newer than the one before, and no other log's age is between theirs. One that
+/* Whether each is newer than the one before, and no other log's age is theirs or between. One that
  * only waits to be deleted does not count. */
 static int are_neighbours(bk_store *store, bk_log *const *logs, uint32_t count)
 {
@@ -459,7 +459,7 @@ static int rewrite_logs(bk_store *store, bk_log *const *logs, uint32_t count, ui
     uint64_t freed;
     if (count == 1 && live == 0)
         return drop_log(store, logs[0], &freed);
-    if (count > 1 && !are_neighbours(store, logs, count))
+    if (!are_neighbours(store, logs, count))
         return -EINVAL;
     return compact_logs(store, logs, count, bytes_per_s, stop, copied);
 }

@@ -189,6 +189,7 @@ void bk_extents_clear(bk_extents *x)
 {
     x->row_count = 0;
     x->pages_size = 0;
+    x->lost = 0;
     x->state = STATE_NONE;
 }
 

@@ -38,6 +38,7 @@ static void write_block_header(uint8_t *out, uint32_t log_id, const bk_index_blo
     bk_put64le(out + 32, block->log_start);
     bk_put64le(out + 40, block->log_end);
     bk_put32le(out + 48, log_id);
+    bk_put32le(out + 52, block->lost);
     bk_put32le(out + 60, bk_crc32c(0, out, 60));
 }
 
@@ -79,7 +80,8 @@ int bk_index_write_block(int fd, uint32_t log_id, bk_extents *x, uint64_t log_st
                             .rows = x->row_count,
                             .pages_size = x->pages_size,
                             .log_start = log_start,
-                            .log_end = log_end};
+                            .log_end = log_end,
+                            .lost = x->lost};
     uint8_t *bytes;
     int result = assemble_block(&block, log_id, x, &bytes);
     if (result != BK_OK)
@@ -149,7 +151,8 @@ static int read_block_header(bk_index_scan *scan, bk_index_block *block, uint32_
                               .rows = bk_get32le(header + 16),
                               .pages_size = bk_get64le(header + 24),
                               .log_start = bk_get64le(header + 32),
-                              .log_end = bk_get64le(header + 40)};
+                              .log_end = bk_get64le(header + 40),
+                              .lost = bk_get32le(header + 52)};
     *rows_crc = bk_get32le(header + 20);
     if (block->offset != scan->end || bk_get32le(header + 48) != scan->log_id ||
         block->log_start != scan->log_end || block->log_end < block->log_start ||

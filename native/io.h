@@ -1,5 +1,6 @@
 /* Files. Every write and sync of the core goes through here, so that a test can
- * make any of them fail; arrays that grow can, too. A short write is completed or reported, EINTR retried. */
+ * make any of them fail; arrays that grow can, too. A short write is completed or
+ * reported, EINTR retried. */
 
 /* Which call a fault hits. */
 #define BK_FAULT_NONE 0

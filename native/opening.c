@@ -4,7 +4,7 @@
  *                                            ─► index checked, or built anew
  *                                               ─► directory, newest log first
  *
- * Newest first, so that a log whose compacted copy is sound is known to be
+ * Newest first, so that a log whose compacted copy is sound and whole is known to be
  * superseded before it is read. */
 #include "store_internal.h"
 
@@ -24,7 +24,7 @@ typedef struct {
     int state; /* of the header: BK_OK, BK_CORRUPT, -ENOENT */
     bk_log_header header;
     uint64_t size;
-    int superseding; /* loaded, closed and sound: stands for all of its origin */
+    int superseding; /* loaded, closed, sound and whole: stands for all of its origin */
 } found;
 
 typedef struct {
@@ -172,6 +172,7 @@ typedef struct {
     uint64_t end;
     uint64_t log_end;
     uint64_t rows;
+    uint64_t lost; /* records that a rebuild left out */
 } index_walk;
 
 /* log NULL: look only; otherwise its rows go to the directory. */
@@ -187,6 +188,7 @@ static index_walk read_index(bk_store *store, uint32_t id, bk_log *log)
         return walk;
     while (walk.result == BK_OK && (walk.result = bk_index_scan_block(scan)) == BK_OK) {
         walk.rows += scan->block.rows;
+        walk.lost += scan->block.lost;
         if (log != NULL)
             walk.result = bk_directory_add(&store->directory, log, scan->rows, scan->block.rows);
     }
@@ -400,7 +402,7 @@ static int load_log(opening *o, found *f, bk_log *log)
     log->damaged = sound != BK_OK && (f->state != BK_CORRUPT || f->size < walk.log_end);
     log->size = f->size;
     log->index_size = walk.end;
-    f->superseding = clean && sound == BK_OK && is_closed(f);
+    f->superseding = clean && walk.lost == 0 && sound == BK_OK && is_closed(f);
     return settle_log(o, f, log, &walk, sound);
 }
 

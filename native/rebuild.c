@@ -66,12 +66,14 @@ static int read_records(rebuild *r, bk_log_scan *scan, const char *log_path, bk_
     bk_record record;
     for (;;) {
         int result = bk_log_scan_next(scan, &record);
-        if (result == BK_CORRUPT)
+        if (result == BK_CORRUPT) {
+            r->extents.lost++;
             result = note(context, log_path, record.offset);
-        else if (result == BK_END || (result == BK_OK && is_map(&record)))
+        } else if (result == BK_END || (result == BK_OK && is_map(&record))) {
             return end_block(r, record.offset);
-        else if (result == BK_OK)
+        } else if (result == BK_OK) {
             result = add_entry(r, &record);
+        }
         if (result != BK_OK)
             return result;
     }

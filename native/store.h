@@ -47,7 +47,9 @@
  *       32     8  log start: where the records of this block begin in the log
  *       40     8  log end: where they end, and where the next block's begin
  *       48     4  log id
- *       52     8  zeros
+ *       52     4  lost: records that are damaged, and so were left out when the index was
+ *                 built anew from the log; 0 in a block that a flush or compaction wrote
+ *       56     4  zeros
  *       60     4  crc32c of the 60 bytes above
  *       64  48 n  directory: one row for each extent, ordered by (ledger, entry)
  *                 pages: the offset tables, in pieces of up to 4096 bytes
@@ -83,6 +85,9 @@
  * log of the same origin as a newer one that is closed: a compaction ended after
  * it closed its output and before it deleted its input. Of several inputs, those of a
  * smaller origin stay then: what is in them is older than its copy in the output.
+ * The input of the same origin stays, too, at a start that builds the output's index anew, and
+ * at every later one if that left records out: the input may be the only log to have them.
+ * Meanwhile neither of the two is compacted: a copy of one would be taken for both.
  *
  * What no durable mark vouches for is settled before it is trusted: synced, and read from
  * the disk instead of the page cache, which after a failed sync shows what never reached
@@ -236,6 +241,7 @@ int bk_store_delete_log(bk_store *store, uint32_t log_id, uint64_t *freed);
  * compactor's own, sync that, sync its index, switch the extents, delete the old log.
  * Or several closed logs, as one: log_ids by rising origin, and no other log's origin between
  * theirs (-EINVAL), so that what was newer stays newer. Of all of them holds what is said of one.
+ * -EINVAL, too, when another log has the origin of one of them.
  * bytes_per_s: throttle, 0 = none. *stop != 0 ends it early, without loss
  * (BK_END); it may be NULL. *copied: bytes. A damaged record whose entry was stored
  * again is left out; any other is noted, the old log is kept and marked damaged

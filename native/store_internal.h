@@ -37,6 +37,7 @@ typedef struct {
     size_t pages_size, pages_capacity;
     bk_extent row; /* the extent under way; entries 0: none */
     uint32_t end;  /* of its last record, counted from its start */
+    uint32_t lost; /* damaged records among those of the block, which a rebuild left out */
     int state;
     uint32_t slots_used;     /* of the dense page under way */
     uint64_t page_number;    /* in the extent */
@@ -65,6 +66,7 @@ typedef struct {
     uint64_t pages_size;
     uint64_t log_start;
     uint64_t log_end;
+    uint32_t lost;
 } bk_index_block;
 
 struct bk_index_scan {

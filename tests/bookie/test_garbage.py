@@ -373,6 +373,32 @@ async def test_a_damaged_log_is_left_alone_and_the_others_go_on(tmp_path: Path) 
         assert await here.code(second[0]) == 0
 
 
+async def test_a_log_beside_its_damaged_copy_is_not_rewritten(tmp_path: Path) -> None:
+    """The next copy would stand for both, and neither has all that the other has."""
+    folder, before = tmp_path / "ledgers", tmp_path / "before"
+    async with yard(tmp_path) as here:
+        first, second = await fill(here, ledgers=2)
+        shutil.copytree(folder, before)
+        await here.delete(first)
+        assert (await here.collector.collect(major=True)).logs_compacted == 1
+        place = here.rig.storage.engine.store.find(second, 0)
+    copy = folder / f"{place.log_id:08x}.log"
+    with copy.open("r+b") as file:
+        file.seek(place.offset + 60)
+        file.write(b"\xff")
+    copy.with_suffix(".index").unlink()
+    for log in before.glob("*.log"):
+        for path in (log, log.with_suffix(".index")):
+            shutil.copy(path, folder)
+    for _ in range(2):
+        async with yard(tmp_path) as here:
+            report = await here.collector.collect(major=True)
+            assert report.logs_compacted == 0
+            reasons = [kept.reason for kept in report.kept if "copy" in kept.reason]
+            assert len(reasons) == 2
+            assert await here.code(second) == 0
+
+
 async def test_a_ledger_made_while_the_metadata_is_listed_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -278,6 +279,37 @@ def test_a_damaged_record_is_told_and_restored_from_the_journal(
     assert done.limbo
     assert in_limbo(folder / "ledgers")
     assert list(missing(config)) == []  # the journal had it still
+
+
+def damage(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(b"\xff")
+
+
+def test_a_log_stays_while_its_copy_lacks_a_record(tmp_path: Path, config: BookieConfig) -> None:
+    """The copy's new index looks whole without it, to this rebuild and to each start after it."""
+    filled = Bookie(tmp_path)
+    filled.send(frames(0, ENTRIES))
+    filled.engine.commit()
+    filled.checkpoint()
+    filled.roll()
+    (source,) = (tmp_path / "ledgers").glob("*.log")
+    shutil.copytree(tmp_path / "ledgers", tmp_path / "before")
+    filled.engine.store.compact(int(source.stem, 16))
+    place = filled.engine.store.find(LEDGERS[0], 5)
+    filled.close()
+    assert filled.mark is not None
+    write_mark(filled.ledger_folder, filled.mark, None)
+    damage(tmp_path / f"ledgers/{place.log_id:08x}.log", place.offset + 60)
+    for name in (source.name, source.with_suffix(".index").name):
+        shutil.copy(tmp_path / "before" / name, tmp_path / "ledgers" / name)
+    for path in (tmp_path / "journal").glob("*"):
+        path.unlink()
+    for _ in range(2):
+        assert run(config).limbo
+        for _ in range(2):
+            assert list(missing(config)) == []
 
 
 def test_a_flush_that_was_cut_short_is_no_damage(folder: Path, config: BookieConfig) -> None:

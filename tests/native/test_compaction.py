@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import threading
 import time
@@ -430,6 +431,75 @@ def test_a_crash_at_any_step_leaves_every_entry_once(rig: StoreRig, tmp_path: Pa
         rig.check()
         assert len(rig.store.logs()) == 1
         rig.store.compact(rig.store.logs()[0].log_id)
+        rig.check()
+
+
+def damaged_copy(
+    rig: StoreRig, tmp_path: Path, kept: tuple[int, ...], *lost: tuple[int, int]
+) -> None:
+    """Leave logs *kept* beside their copy, which has lost its index and the records of *lost*."""
+    copy = max(log.log_id for log in rig.store.logs())
+    places = [rig.store.find(*entry) for entry in lost]
+    assert {place.log_id for place in places} <= {copy}
+    rig.save(tmp_path / "after")
+    rig.restore(tmp_path / "after", rig.mark)
+    for log_id in kept:
+        for suffix in ("log", "index"):
+            name = f"{log_id:08x}.{suffix}"
+            shutil.copy(tmp_path / "before" / name, rig.path(name))
+    log = rig.path(f"{copy:08x}.log")
+    data = bytearray(log.read_bytes())
+    for place in places:
+        data[place.offset + 20] ^= 1
+    log.write_bytes(data)
+    log.with_suffix(".index").unlink()
+
+
+def test_a_log_stays_while_its_copy_lacks_a_record(rig: StoreRig, tmp_path: Path) -> None:
+    """The copy's index was built anew without it, and looks whole from then on."""
+    filled(rig)
+    rig.save(tmp_path / "before")
+    rig.store.compact(1)
+    damaged_copy(rig, tmp_path, (1,), (3, 7))
+    for _ in range(3):
+        rig.reopen()
+        forget(rig, 2)
+        assert [log.log_id for log in rig.store.logs()] == [1, 2]
+        rig.check()
+        rig.path("limbo").unlink(missing_ok=True)
+
+
+def test_a_log_goes_once_the_index_of_its_sound_copy_is_built_anew(
+    rig: StoreRig, tmp_path: Path
+) -> None:
+    filled(rig)
+    rig.save(tmp_path / "before")
+    rig.store.compact(1)
+    damaged_copy(rig, tmp_path, (1,))
+    for _ in range(2):
+        rig.reopen()
+        forget(rig, 2)
+        rig.check()
+    assert [log.log_id for log in rig.store.logs()] == [2]
+    assert not rig.path("limbo").exists()
+
+
+@pytest.mark.parametrize("kept", [(4,), (3, 4)])
+def test_a_log_beside_its_damaged_copy_is_not_compacted(
+    rig: StoreRig, tmp_path: Path, kept: tuple[int, ...]
+) -> None:
+    """The next copy would stand for both, and neither has all that the other has."""
+    small_logs(rig)
+    rig.save(tmp_path / "before")
+    rig.store.compact(1, 2, 3, 4)
+    damaged_copy(rig, tmp_path, kept, (13, 1))
+    for _ in range(2):
+        rig.reopen()
+        forget(rig, 2)
+        for log_id in (4, 6):
+            with pytest.raises(OSError, match=os.strerror(errno.EINVAL)):
+                rig.store.compact(log_id)
+        assert {log.log_id for log in rig.store.logs()} == {*kept, 5, 6}
         rig.check()
 
 

@@ -259,6 +259,7 @@ def test_rebuilding_skips_what_is_damaged_and_says_so(rig: StoreRig) -> None:
     data[place.offset + 40] ^= 1
     rig.path(LOG).write_bytes(data)
     assert rebuild_index(rig.path(LOG), rig.path(INDEX)) == (8, 1)
+    assert rig.path(INDEX).read_bytes()[BLOCK + 52 : BLOCK + 60] == le(1, 4) + le(0, 4)
     rig.reopen()
     del rig.model[1][4]
     assert [e.entries for e in extents(rig)] == [4, 4]
