@@ -33,7 +33,7 @@
  *     entry is in an entry log, feed stops with BK_AGAIN until the caller had it looked up. A
  *     copy that is damaged there is replaced: the new one is stored, and read from then on. So is
  *     a sound one by an add with BK_FLAG_MEND, whose sender found it wrong, unless it is still in the
- *     memtable.
+ *     memtable. So of two records of an entry in the journal, the later one counts.
  *  6. A tombstone refuses adds with FENCED; an add with BK_FLAG_RECOVERY brings the ledger
  *     back, fenced and without entries: FENCE and KEY go to the journal before it. What it
  *     had before its deletion counts no longer, so rule 5 never rests on that; the add waits

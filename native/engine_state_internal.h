@@ -43,7 +43,7 @@ typedef struct {
 } bk_half;
 
 int bk_runs_add(bk_runs *runs, bk_slot slot); /* BK_FULL: it is there already; -ENOMEM */
-const bk_slot *bk_runs_find(const bk_runs *runs, int64_t entry_id);
+bk_slot *bk_runs_find(const bk_runs *runs, int64_t entry_id);
 /* The smallest id that is there and not smaller than entry_id; INT64_MAX for none. */
 int64_t bk_runs_next(const bk_runs *runs, int64_t entry_id);
 /* The first slot whose entry is not smaller; run->count for none. */

@@ -19,7 +19,7 @@ static int push(bk_run *run, bk_slot slot)
     return 0;
 }
 
-static const bk_slot *find_in(const bk_run *run, int64_t entry_id)
+static bk_slot *find_in(const bk_run *run, int64_t entry_id)
 {
     if (run->count == 0 || entry_id < run->slots[0].entry_id ||
         entry_id > run->slots[run->count - 1].entry_id)
@@ -39,12 +39,12 @@ static const bk_slot *find_in(const bk_run *run, int64_t entry_id)
     return run->slots[low].entry_id == entry_id ? &run->slots[low] : NULL;
 }
 
-const bk_slot *bk_runs_find(const bk_runs *runs, int64_t entry_id)
+bk_slot *bk_runs_find(const bk_runs *runs, int64_t entry_id)
 {
     if (runs->count == 0 || entry_id > runs->last)
         return NULL;
     for (uint32_t i = runs->count; i-- > 0;) {
-        const bk_slot *slot = find_in(&runs->runs[i], entry_id);
+        bk_slot *slot = find_in(&runs->runs[i], entry_id);
         if (slot != NULL)
             return slot;
     }

@@ -207,6 +207,19 @@ static int change_half(bk_replay *replay)
     return result;
 }
 
+/* Of two records of an entry the later one counts: the journal has a second one only because it
+ * was to replace the first (engine.h, rule 5). The record is at the end of the active half. */
+static int put_latest(bk_engine *engine, bk_ledger *ledger, int64_t entry_id, uint32_t size)
+{
+    int active = engine->memtable.active;
+    uint64_t offset = engine->memtable.halves[active].used;
+    int result = bk_engine_put(engine, ledger, entry_id, offset, size);
+    if (result != BK_FULL)
+        return result;
+    *bk_runs_find(&ledger->halves[active], entry_id) = (bk_slot){entry_id, (uint32_t)offset, size};
+    return 0;
+}
+
 static int replay_entry(bk_replay *replay, const bk_record *record, uint32_t file_salt)
 {
     bk_engine *engine = replay->engine;
@@ -229,10 +242,8 @@ static int replay_entry(bk_replay *replay, const bk_record *record, uint32_t fil
         uint8_t *at = half->arena + half->used;
         memcpy(at, record->body - BK_RECORD_HEADER_SIZE, size);
         bk_put32le(at + 4, bk_get32le(at + 4) ^ file_salt ^ half->salt);
-        result = bk_engine_put(engine, ledger, record->entry_id, half->used, size);
+        result = put_latest(engine, ledger, record->entry_id, size);
         half->used += result == 0 ? size : 0;
-        if (result == BK_FULL) /* there already */
-            result = 0;
         int64_t lac = (int64_t)bk_get64be(record->body + 16);
         if (lac > ledger->lac && lac < record->entry_id)
             ledger->lac = lac;

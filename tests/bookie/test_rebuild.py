@@ -17,7 +17,7 @@ from bookie.mark import read_mark, write_mark
 from bookie.rebuild import Rebuilt, rebuild, total_size
 from native.digest import crc32c
 from native.engine import Engine
-from native.frame import incarnation
+from native.frame import Flag, incarnation
 from native.journal import scan_journal
 from native.store import scan_log
 
@@ -279,6 +279,24 @@ def test_a_damaged_record_is_told_and_restored_from_the_journal(
     assert done.limbo
     assert in_limbo(folder / "ledgers")
     assert list(missing(config)) == []  # the journal had it still
+
+
+def test_a_mended_entry_stays_so(tmp_path: Path, config: BookieConfig) -> None:
+    """The journal has the wrong one, too, and both are replayed into the same memtable."""
+    filled = Bookie(tmp_path)
+    wrong = v2.add(9, 0, b"wrong")
+    right = v2.add(9, 0, b"right", flags=Flag.RECOVERY | Flag.PRIORITY | Flag.MEND)
+    for frame in (wrong, right):
+        filled.send(frame)
+        filled.engine.commit()
+        filled.checkpoint()
+    filled.close()
+    assert filled.mark is not None
+    write_mark(filled.ledger_folder, filled.mark, None)
+    for _ in range(2):
+        assert not run(config).limbo
+        with opened(config) as engine:
+            assert engine.store.read(9, 0) == v2.entry(9, 0, b"right")
 
 
 def damage(path: Path, offset: int) -> None:

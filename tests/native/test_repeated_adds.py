@@ -194,3 +194,18 @@ def test_who_mends_replaces_what_is_on_disk(bookie: Bookie) -> None:
         assert bookie.payload(LEDGER, 0) == b"right"
         step(bookie)
     assert bookie.payload(LEDGER, 0) == b"right"
+
+
+def test_a_mended_entry_stays_so_when_both_its_records_are_replayed(bookie: Bookie) -> None:
+    """A crash between a flush and its mark replays the wrong one, too, into the same memtable."""
+    assert put(bookie, add(LEDGER, 0, b"wrong"), add(LEDGER, 1, b"sound")) == [0, 0]
+    before = bookie.mark
+    bookie.checkpoint()
+    mending = add(LEDGER, 0, b"right", flags=Flag.RECOVERY | Flag.PRIORITY | Flag.MEND)
+    assert put(bookie, mending) == [0]
+    bookie.mark = before
+    bookie.crash()
+    for step in (Bookie.checkpoint, Bookie.crash):
+        assert [bookie.payload(LEDGER, i) for i in (0, 1)] == [b"right", b"sound"]
+        step(bookie)
+    assert [bookie.payload(LEDGER, i) for i in (0, 1)] == [b"right", b"sound"]
