@@ -6,8 +6,9 @@ sure that after a crash the bookie refuses to start until it is rebuilt again:
     1  put lastMark aside
     2  rebuild the index of every entry log from its records
     3  close the logs that were open, after their last sound record
-    4  replay every journal file, starting from the ledger table with most ledgers, and from what
-       the entry logs say of incarnations where that is newer
+    4  replay every journal file, starting from the ledger table as far as the mark names it (if
+       that is lost, from the table with most ledgers), and from what the entry logs say of
+       incarnations where that is newer
     5  fence every ledger, because a lost fence would let an old writer continue
     6  flush, and write the mark
 
@@ -100,7 +101,7 @@ def rebuild(config: BookieConfig, on_step: Callable[[Step], None]) -> Rebuilt:
         on_step(Step(log.path.name, log.size))
     next_log_id = max(_close_logs(config, done), former.next_log_id if former else 1)
     journal_id = _first_journal(config, journals, former, done)
-    _replay(config, _starting_mark(ledger_folder, journal_id, next_log_id), done)
+    _replay(config, _starting_mark(ledger_folder, former, journal_id, next_log_id), done)
     if not (done.limbo or was_in_limbo):
         leave_limbo(ledger_folder)  # the damage was in an unneeded copy
     done.limbo |= was_in_limbo
@@ -111,8 +112,10 @@ def rebuild(config: BookieConfig, on_step: Callable[[Step], None]) -> Rebuilt:
     return done
 
 
-def _starting_mark(ledger_folder: Path, journal_id: int, next_log_id: int) -> Mark:
-    table_id, table_end = _best_table(ledger_folder)
+def _starting_mark(
+    ledger_folder: Path, former: Mark | None, journal_id: int, next_log_id: int
+) -> Mark:
+    table_id, table_end = _find_table(ledger_folder, former)
     return Mark(
         journal_id=journal_id,
         journal_offset=FIRST_OFFSET,
@@ -176,6 +179,17 @@ def _place(damage: Damage) -> DamagedPlace:
 # --- ledger table and journal ------------------------------------------------------------
 
 
+def _find_table(ledger_folder: Path, former: Mark | None) -> tuple[int, int]:
+    """Return id and end of the table to start from.
+
+    A flush that ended in a power cut may have appended the beginning of a ledger that the journal
+    does not have: then it would be given the entries of the former ledger of its id.
+    """
+    if former is not None and _sound_end(ledger_folder, former.table_id) >= former.table_end:
+        return former.table_id, former.table_end
+    return _best_table(ledger_folder)
+
+
 def _best_table(ledger_folder: Path) -> tuple[int, int]:
     """Return id and sound end of the table with most ledgers; of equals, the newest one.
 
@@ -190,13 +204,16 @@ def _best_table(ledger_folder: Path) -> tuple[int, int]:
 
 def _lost_table(ledger_folder: Path, former: Mark) -> DamagedPlace | None:
     """Return where the ledger table that *former* names is not sound, None if it is."""
-    end = 0
-    table = find_file(ledger_folder, "table", former.table_id)
-    if table is not None:
-        _, end = _measure_table(table.path)
+    end = _sound_end(ledger_folder, former.table_id)
     if end >= former.table_end:
         return None
     return DamagedPlace(str(ledger_folder / f"{former.table_id:016x}.table"), end)
+
+
+def _sound_end(ledger_folder: Path, table_id: int) -> int:
+    """Return where the sound part of a table ends, 0 if there is no such table."""
+    table = find_file(ledger_folder, "table", table_id)
+    return 0 if table is None else _measure_table(table.path)[1]
 
 
 def _measure_table(path: Path) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from bookie.rebuild import Rebuilt, rebuild, total_size
 from native.digest import crc32c
 from native.engine import Engine
 from native.frame import Flag, incarnation
-from native.journal import scan_journal
+from native.journal import INCARNATION, scan_journal
 from native.store import scan_log
 
 LEDGERS = (3, 7)
@@ -243,6 +243,44 @@ def test_a_deleted_ledger_stays_gone_though_the_ledger_table_is_lost(
             assert engine.runs(USED_AGAIN) == [(0, 1)]
             assert engine.store.read(USED_AGAIN, 1)[32:] == b"new"
             assert engine.store.read(3, 2)[32:] == b"another"
+
+
+def table_record(ledger_id: int, kind: int, rest: bytes) -> bytes:
+    body = v2.int64(ledger_id) + kind.to_bytes(8, "big", signed=True) + rest
+    size = len(body).to_bytes(4, "little")
+    return size + crc32c(size + body).to_bytes(4, "little") + body
+
+
+def test_what_the_table_has_behind_the_mark_does_not_count(
+    tmp_path: Path, config: BookieConfig
+) -> None:
+    """A flush wrote it, and the power failed before the journal had that the ledger began.
+
+    That ledger would be given the entries of the former one of its id.
+    """
+    filled = Bookie(tmp_path, journal_size_max=1 << 20)
+    begin = incarnation(USED_AGAIN, OLD) + v2.add(USED_AGAIN, 0, b"old")
+    for frame in (begin, v2.add(4, 0, bytes(2 << 20)), v2.add(5, 0)):
+        filled.send(frame)
+        filled.engine.commit()
+        filled.checkpoint()
+    filled.send(v2.add(USED_AGAIN, 1, b"old"))
+    filled.engine.commit()
+    filled.close()
+    assert filled.mark is not None
+    write_mark(filled.ledger_folder, filled.mark, None)
+    (journal,) = (tmp_path / "journal").glob("*.journal")
+    assert INCARNATION not in {getattr(each, "entry_id", 0) for each in scan_journal(journal)}
+    (table,) = (tmp_path / "ledgers").glob("*.table")
+    first_log = filled.mark.next_log_id.to_bytes(4, "big")
+    with table.open("ab") as file:
+        file.write(table_record(USED_AGAIN, INCARNATION, v2.int64(NEW) + first_log))
+    for _ in range(2):
+        assert run(config).damages == []
+        with opened(config) as engine:
+            state = engine.ledger(USED_AGAIN)
+            assert state is not None
+            assert (state.incarnation, engine.runs(USED_AGAIN)) == (OLD, [(0, 1)])
 
 
 def test_the_table_that_knows_more_ledgers_is_taken(folder: Path, config: BookieConfig) -> None:
