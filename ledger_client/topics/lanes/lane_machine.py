@@ -392,7 +392,7 @@ class LaneMachine:
 
     def lost(self, ledger: WrittenLedger, now: float) -> None:
         """The writer of *ledger* failed: recovery must find its end."""
-        if ledger.is_lost or self.failure is not None:
+        if self.failure is not None:
             return
         if ledger is self.following:
             ledger.is_lost = True
@@ -534,10 +534,7 @@ class LaneMachine:
         return Turn(self.row, self._end, row)
 
     def turned(self, step: Turn, topic: TopicRecord, now: float, now_ms: int) -> list[Append]:
-        """The next ledger is the lane's; return the appends that end with the one before.
-
-        Batches that recovery did not find in it are sent again, before the waiting ones.
-        """
+        """The next ledger is the lane's; return the appends that end with the one before."""
         if self.failure is not None:
             return []
         assert self.following is not None
@@ -550,12 +547,15 @@ class LaneMachine:
         self._end, self._is_disturbed = None, False
         self._topic, self._rolling = topic, Rolling(topic.roll, ordered=self._is_ordered)
         self.state, self.deadline = State.WRITING, math.inf
+        if self.ledger.is_lost:  # since its first entry was durable
+            self.lost(self.ledger, now)
         if self.is_leaving:
             self._begin_limit(now)
         self.send(now, now_ms)
         return finished
 
     def _settle_recovered(self, last_entry: int, now_ms: int, finished: list[Append]) -> None:
+        """Send batches that recovery did not find in the ledger again, before the waiting ones."""
         under_way = [sent.append for sent in self.ledger.sent if sent.append is not None]
         for sent in self.ledger.sent:
             self._settle(sent, last_entry, now_ms, finished)

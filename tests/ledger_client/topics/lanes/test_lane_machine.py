@@ -255,6 +255,16 @@ class LaneWorld(RuleBasedStateMachine):
                 break
             self._end_step(lambda _low, high: high)
 
+    @precondition(lambda self: isinstance(self.step, Turn) and self._is_begun())
+    @rule(data=st.data())
+    def next_ledger_fails_while_its_row_is_put(self, data: st.DataObject) -> None:
+        following = self.machine.following
+        if following is not None and self.held[following.id].has_writer:
+            self.held[following.id].has_writer = False
+            self.machine.lost(following, self.now)
+            self.perform()
+            self.step_ends(data)
+
     @precondition(lambda self: bool(self._writable()))
     @rule(data=st.data())
     def lose_ledger(self, data: st.DataObject) -> None:
@@ -354,10 +364,10 @@ class LaneWorld(RuleBasedStateMachine):
                 machine.drained(0, None)
             case Recover():
                 self._recover(choose)
+            case Turn() if machine.failure is None and self._is_begun():
+                self._turn(step)  # even if it was lost meanwhile: its row is put
             case Turn() if machine.failure is None and machine.is_ready:
-                if not self._is_begun():
-                    return False
-                self._turn(step)
+                return False
             case Close() if machine.failure is None:
                 assert not self.open
                 self._end_current(step.end.last_entry)
@@ -381,7 +391,6 @@ class LaneWorld(RuleBasedStateMachine):
         following = self.held[step.following.ledger_id]
         # The versions of the lane rise by one from entry to entry, from ledger to ledger too.
         assert step.following.base_version == self.next_version
-        assert following.has_writer
         self._check_state(following)
         self.rows.append(step.following)
         following.row, self.current = step.following, following
@@ -529,6 +538,29 @@ def test_a_ledger_that_is_asked_to_end_makes_way_whatever_its_limits_say() -> No
     assert isinstance(begin, Begin)
     machine.begun(begin, 1.0, NOW_MS)
     assert machine.state is State.ENDING
+
+
+def test_a_ledger_that_fails_while_it_becomes_the_lanes_is_recovered() -> None:
+    """Nothing would be sent to it, and nothing else would end it."""
+    machine = fresh_machine()
+    begin_first(machine)
+    machine.roll(1)
+    machine.take_step(1.0, NOW_MS)
+    machine.prepared(2, 0, 1.0)
+    begin = machine.take_step(1.0, NOW_MS)
+    assert isinstance(begin, Begin)
+    machine.begun(begin, 1.0, NOW_MS)
+    machine.take_step(1.0, NOW_MS)
+    machine.acknowledged(machine.ledger, 0, 1.0, NOW_MS)
+    machine.drained(0, None)
+    turn = machine.take_step(1.0, NOW_MS)
+    assert isinstance(turn, Turn)
+    assert machine.following is not None
+    machine.acknowledged(machine.following, 0, 1.0, NOW_MS)
+    machine.lost(machine.following, 2.0)
+    machine.turned(turn, machine._topic, 3.0, NOW_MS)
+    assert isinstance(machine.take_step(3.0, NOW_MS), Recover)
+    assert machine.deadline < float("inf")
 
 
 def test_a_request_for_an_old_ledger_ends_no_other() -> None:
