@@ -60,6 +60,7 @@ class Dialer:
         self._open_stream = open_stream
         self._next = 0
         self._refused: set[Address] = set()
+        self._denied: set[Address] = set()
         self._current: Session | None = None
         self._open: set[Session] = set()
         self._connecting = trio.Lock()
@@ -90,6 +91,7 @@ class Dialer:
 
         Raises:
             OSError: that address cannot be reached; the next call tries another.
+            AccessDenied: no address lets this client in.
         """
         current = self._current
         if current is not None and current.takes_calls:
@@ -152,6 +154,7 @@ class Dialer:
         address = self._addresses[self._next % len(self._addresses)]
         self._next += 1  # also when this attempt is cancelled: a slow host is not asked again
         self._refused.discard(address)
+        self._denied.discard(address)
         try:
             with trio.fail_after(CONNECT_S):
                 stream = await self._open_stream(address.host, address.port)
@@ -161,6 +164,11 @@ class Dialer:
         except StrangePeer:
             self._doubtful[address] = None
             raise
+        except AccessDenied as wrong:  # as one bookie may, whose certificate or users file is old
+            self._denied.add(address)
+            if self._denied.issuperset(self._addresses):
+                raise
+            raise ConnectionError(wrong.message) from wrong
         except OSError as error:
             if _is_refusal(error):
                 self._refused.add(address)

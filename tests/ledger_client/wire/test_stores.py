@@ -19,6 +19,7 @@ from ledger_client.wire.stores import BookieStore, open_store
 from metadata import calls
 from metadata.calls import Failure, MetadataRequest, Reply
 from metadata.errors import (
+    AccessDenied,
     BadAddress,
     BadRecord,
     MetadataBroken,
@@ -104,6 +105,31 @@ async def test_a_client_that_knows_one_bookie_outlives_it(
         bookies[0].lose_answers = 1
         assert await store.get("a") is None
         assert await store.put("a", b"") >= 1
+
+
+@pytest.mark.parametrize("denying", [1, 2, 3])
+async def test_bookies_that_deny_a_login_are_passed_over_while_another_lets_it_in(
+    network: Network, denying: int
+) -> None:
+    """One whose certificate has expired, or whose users file is changed last."""
+    asked: list[int] = []
+    denied = {address.port for address in network.addresses[:denying]}
+
+    async def open_stream(host: str, port: int) -> trio.abc.Stream:
+        asked.append(port)
+        if port in denied:
+            raise AccessDenied(f"{host}:{port} refuses user 'alice' or the password")
+        return await network.open_stream(host, port)
+
+    for _ in range(10):  # they are asked in any order
+        asked.clear()
+        async with BookieStore.open(network.addresses, open_stream=open_stream) as store:
+            if denying < len(network.addresses):
+                assert await store.get("a") is None
+            else:
+                with pytest.raises(AccessDenied, match="alice"):
+                    await store.get("a")
+                assert len(asked) == denying
 
 
 async def test_with_no_bookie_at_all_the_deadline_holds(
