@@ -138,10 +138,14 @@ class TopicReader(Openable):
         for topic in self._topics:
             check_timed(start, topic)
         after = inclusive == self._options.reverse
+        looks = {watch: watch.looks for watch in self._lanes.watches}
         if self._ticks is not None:
             await self._seek_timed(self._ticks, start, after=after)
         else:
             self._begin(start, await self._lanes.ranges(start, after=after))
+        for watch, before in looks.items():
+            if watch.looks != before:  # a lane may have appeared after the lanes were listed
+                watch.look_again()
 
     async def _seek_timed(self, ticks: TopicTicks, start: Start, *, after: bool) -> None:
         """Go on from *start* up to ticks."""

@@ -30,6 +30,9 @@ class TopicWatch:
         store: the store to watch.
         topic: the topic's record.
         look: called when there may be a new lane, or the topic's record changed.
+
+    Attributes:
+        looks: how often it was called.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class TopicWatch:
         self._store = store
         self._key = topic_key(topic.name)
         self._prefix = topic_prefix(LANE_LEDGERS, topic.uid)
+        self.looks = 0
         self._look = look
         self._events: dict[str, trio.Event] = {}
         """by the prefix of a lane's rows"""
@@ -70,6 +74,7 @@ class TopicWatch:
                     self.notify(self._prefix, self._prefix)
                 self._new_lane = trio.Event()
                 self._due_at = trio.current_time() + pause_s
+                self.looks += 1
                 try:
                     await self._look()
                 except MetadataUnavailable:
@@ -77,6 +82,10 @@ class TopicWatch:
         finally:
             watches.unsubscribe(self._prefix, self)
             watches.unsubscribe(self._key, self)
+
+    def look_again(self) -> None:
+        """Look once more: what the last looks found was not kept."""
+        self._new_lane.set()
 
     def notify(self, prefix: str, hint: str) -> None:
         """Set the events of the rows that may have changed."""

@@ -379,6 +379,30 @@ async def test_lanes_that_appear_are_followed(autojump_clock: MockClock, hints: 
                 assert same(got, lane.messages)
 
 
+async def test_a_lane_that_appears_while_a_place_is_looked_up_is_followed(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look that finds it is over before the reader goes on from that place."""
+    async with (
+        laid_topic(partitions=2) as topic,
+        topic.client.reader(TOPIC, start="latest", follow=True) as reader,
+    ):
+        await trio.sleep(1)
+        find = reader._lanes.ranges
+
+        async def find_late(start: Start, *, after: bool) -> list[LaneRange]:
+            found = await find(start, after=after)
+            await topic.lane(1, 0).lay(*[[Sent(b"%d" % n, event_time=n)] for n in (1, 2)])
+            await trio.sleep(1)
+            return found
+
+        monkeypatch.setattr(reader._lanes, "ranges", find_late)
+        await reader.seek(EventTime(0))
+        with trio.fail_after(0.5):
+            got = [await anext(reader) for _ in range(2)]
+        assert same(got, topic.lanes[0].messages)
+
+
 async def test_an_id_where_several_lanes_are_read_is_refused(autojump_clock: MockClock) -> None:
     async with laid_topic() as topic:
         lanes = [await some_lane(topic, -1, number) for number in (0, 1)]
