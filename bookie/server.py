@@ -39,8 +39,9 @@ from bookie.config import BookieConfig
 from bookie.connection_limits import ConnectionLimits, TooManyConnections
 from bookie.errors import PeerAtFault
 from bookie.events import Events, Wakeup
+from bookie.fences import Fences
 from bookie.hints import HintBox, Hints
-from bookie.incarnations import Incarnations, NotFenced
+from bookie.incarnations import Incarnations
 from bookie.listeners import has_unread, peer_address
 from bookie.outbox import CallRoom, Outbox, ParkedCalls
 from bookie.parked import FollowedLedgers, ParkedReads
@@ -49,7 +50,6 @@ from bookie.refusals import NO_LOGIN, not_fenced, too_many
 from bookie.security import Security
 from native.connection import Backlog, Connection, Verdict
 from native.engine import Engine, Reads
-from native.errors import Full, OtherLedger, Refused
 from native.frame import Code, Flag, Opcode, Request, call_response, pulse
 
 _log = logging.getLogger(__name__)
@@ -95,6 +95,7 @@ class Server:
         self.answer_call = answer_call
         self.config = config
         self.incarnations = incarnations
+        self.fences = Fences(engine, events, incarnations)
         engine.set_guarded(incarnations is not None)
         self.hints = hints
         self.budget = MemoryBudget(config.bytes_in_flight_max)
@@ -437,34 +438,12 @@ class Conversation:
         """Fence the ledger; respond once that is durable, or after _FENCE_S_MAX."""
         code = Code.IO_ERROR
         with trio.move_on_after(_FENCE_S_MAX):
-            request, code = await self._fence_durably(request)
+            request, code = await self._server.fences.set(request)
         if code == Code.OK:
             await self._read(request)
         else:
             await self._outbox.room()
             self._outbox.put(not_fenced(request, code))
-
-    async def _fence_durably(self, request: Request) -> tuple[Request, Code]:
-        """Return the read that is the answer, unless the code is; a refusal is repeated by it."""
-        try:
-            if self._server.incarnations:
-                request = await self._server.incarnations.meant(request)
-            await self._server.events.synced(await self._fence_ticket(request))
-        except NotFenced as doubt:
-            return request, doubt.code
-        except (Refused, OtherLedger):
-            return request, Code.OK
-        return request, Code.OK
-
-    async def _fence_ticket(self, request: Request) -> int:
-        if request.key is None:
-            raise Refused(f"ledger {request.ledger_id}: a fencing read without a key")
-        while True:
-            space = self._server.events.space
-            try:
-                return self._engine.fence(request.ledger_id, request.key, request.incarnation)
-            except Full:
-                await space.wait()
 
     async def _on_read_wait(self, request: Request) -> None:
         parked = self._server.parked_reads
