@@ -189,6 +189,7 @@ class Server:
     def pulse(self, *, flushes: bool) -> None:
         """Send pulses to peers whose adds wait, because the disk makes progress.
 
+        Also release the memory of adds that were synced, of peers that read nothing.
         *flushes*: a full memtable is being flushed too.
         """
         for conversation in self._conversations.values():
@@ -467,6 +468,8 @@ class Conversation:
 
     def pulse(self, *, flushes: bool) -> None:
         """Send a pulse if adds of the peer wait and none was acknowledged since the last call."""
+        if self._in_send:
+            self._account()  # _send cannot, while the peer reads nothing
         is_quiet, self._acknowledged = not self._acknowledged, False
         if not (self._pulsing and is_quiet) or (self._full and not flushes):
             return

@@ -60,10 +60,10 @@ class Crowd:
         """Connect *count* peers; each sends *request* while the bookie takes it."""
         peers = [await self.connect(address) for _ in range(count)]
         for peer in peers:
-            await self._send(peer, request)
+            await self.send(peer, request)
         return peers
 
-    async def _send(self, peer: Peer, request: bytes) -> None:
+    async def send(self, peer: Peer, request: bytes) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(peer.stream.send_all, request)
             await trio.testing.wait_all_tasks_blocked()
@@ -84,6 +84,13 @@ async def is_added_at_once(rig: Rig, peer: Peer, entry_id: int) -> bool:
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     return codes == [0]
+
+
+async def hoard_adds(crowd: Crowd, addresses: tuple[str, ...], *, first: bytes = b"") -> None:
+    """From each address, send two adds that wait for the disk, each behind *first*."""
+    for address in addresses:
+        for peer in await crowd.hoard(address, first, count=2):
+            await crowd.send(peer, v2.add(5, 0, bytes(MIB)))
 
 
 async def test_sixty_peers_that_read_nothing_hold_up_no_adds(
@@ -273,3 +280,20 @@ async def test_what_was_held_is_given_back_when_the_peers_are_gone(
         await trio.testing.wait_all_tasks_blocked()
         assert rig.server.connections == 1
         assert rig.server.budget.held == 0
+
+
+async def test_synced_adds_of_peers_that_read_nothing_hold_up_no_adds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
+) -> None:
+    """Their acknowledgements wait behind answers that nobody takes, and so did the account."""
+    async with quiet(tmp_path) as rig:
+        crowd = Crowd(rig, monkeypatch)
+        writer = await crowd.connect(ELSEWHERE)
+        received = rig.server.budget.received
+        await hoard_adds(crowd, (HERE, THERE), first=v2.read(1, 1))
+        assert not received.has_room(ELSEWHERE)
+        await rig.commit()
+        rig.server.pulse(flushes=True)
+        assert received.held == 0
+        for entry_id in range(3):
+            assert await is_added_at_once(rig, writer, entry_id)
