@@ -9,7 +9,8 @@
 A pool that is used up blocks only what fills that pool. So peers that read nothing, or stop in the
 middle of a frame, delay no other's adds. One address may hold half of each pool. A connection that
 holds at most SMALL_SIZE continues although the pool is used up: small frames and small
-responses pass, larger ones wait for the pool.
+responses pass, larger ones wait for the pool. An incomplete frame may become an add, so a larger
+one waits for *received*, too.
 
 A peer without progress is closed after peer_timeout_s, and sooner while others wait for a pool of
 which they hold nothing: if nothing is released for PRESSED_S, connections without progress for as

@@ -319,7 +319,8 @@ class Conversation:
         while await self._take_in(await self._next_chunk()):
             while self._received + self._unsent + self._outbox.size > self._bytes_max:
                 await self._eased.wait()
-            await budget.received.room(self.address)
+            if self._received + self._unfinished > SMALL_SIZE:  # a frame may become an add
+                await budget.received.room(self.address)
             if self._unfinished > SMALL_SIZE:
                 await budget.unfinished.room(self.address, self._token)
             await self._unsent_room()
@@ -340,8 +341,7 @@ class Conversation:
 
     async def _next_chunk(self) -> bytes:
         """Return the next bytes, none at the end. Only time waiting for the peer counts."""
-        is_free = self._server.budget.unfinished.has_room(self.address)
-        size = _CHUNK_SIZE if is_free or self._partial else SMALL_SIZE
+        size = self._chunk_size()
         while not self._leaving:
             started = trio.current_time()
             patience_s = self._frame_left_s if self._partial else self._idle_s
@@ -356,6 +356,12 @@ class Conversation:
             if not self._leaving and (self._partial or self._is_drained()):
                 raise PeerAtFault(f"connection {self._token}: nothing came for {patience_s:g} s")
         return b""
+
+    def _chunk_size(self) -> int:
+        """Return the bytes to receive at most, fewer while a pool that they may fill is used up."""
+        budget = self._server.budget
+        is_free = self._partial or budget.unfinished.has_room(self.address)
+        return _CHUNK_SIZE if is_free and budget.received.has_room(self.address) else SMALL_SIZE
 
     async def _take_in(self, chunk: bytes) -> bool:
         """Feed a chunk to the engine; return False if the connection must end."""

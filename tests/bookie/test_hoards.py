@@ -12,7 +12,7 @@ import trio.testing
 import v2
 from rig import MIB, Peer, Rig, read_inline, serving, settings
 
-from bookie.budget import PRESSED_S
+from bookie.budget import PRESSED_S, SMALL_SIZE
 from native.engine import Request
 
 HERE, THERE, ELSEWHERE = "10.0.0.1", "10.0.0.2", "10.0.0.3"
@@ -84,6 +84,20 @@ async def is_added_at_once(rig: Rig, peer: Peer, entry_id: int) -> bool:
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     return codes == [0]
+
+
+async def is_read_at_once(peer: Peer) -> bool:
+    """Whether entry 0 of ledger 1 is read with no wait for anybody."""
+    bodies: list[bytes] = []
+
+    async def read() -> None:
+        bodies.append((await peer.ask(v2.read(1, 0))).body)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    return bodies == [v2.entry(1, 0, PAYLOAD)]
 
 
 async def hoard_adds(crowd: Crowd, addresses: tuple[str, ...], *, first: bytes = b"") -> None:
@@ -297,3 +311,29 @@ async def test_synced_adds_of_peers_that_read_nothing_hold_up_no_adds(
         assert received.held == 0
         for entry_id in range(3):
             assert await is_added_at_once(rig, writer, entry_id)
+
+
+async def test_reads_go_on_while_adds_wait_for_a_disk_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
+) -> None:
+    async with quiet(tmp_path) as rig:
+        crowd = Crowd(rig, monkeypatch)
+        reader = await crowd.connect(HERE)
+        await hoard_adds(crowd, (HERE, THERE))
+        assert not rig.server.budget.received.has_room(HERE)
+        assert not rig.server.budget.received.has_room(ELSEWHERE)
+        assert [await is_read_at_once(reader) for _ in range(3)] == [True] * 3
+
+
+async def test_small_peers_take_little_of_the_memory_of_adds_that_is_used_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
+) -> None:
+    async with quiet(tmp_path) as rig:
+        crowd = Crowd(rig, monkeypatch)
+        await hoard_adds(crowd, (HERE, THERE))
+        received, unfinished = rig.server.budget.received, rig.server.budget.unfinished
+        before, count = received.held, 5
+        large, small = v2.add(6, 0, bytes(MIB // 2)), v2.add(6, 1, bytes(1000)) * 1000
+        for requests in (large, small, large[:50_000] + small):
+            await crowd.hoard(ELSEWHERE, requests, count=count)
+        assert received.held + unfinished.held - before <= 3 * count * 2 * SMALL_SIZE
