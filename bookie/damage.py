@@ -110,6 +110,7 @@ class DamageWatch:
         self._bookie_id = bookie_id
         self._pending: dict[int, set[int]] = {}
         self._one_at_a_time = trio.Lock()
+        self._thread = trio.CapacityLimiter(1)  # its own, as Storage has one
         self.marked = 0
 
     async def run(self) -> NoReturn:
@@ -132,7 +133,7 @@ class DamageWatch:
             fresh = self._found.fetch(trio.current_time())
             unknown = [place for place in fresh if may_hide_entries(place)]
             if unknown:
-                await trio.to_thread.run_sync(self._limbo.enter, unknown)
+                await trio.to_thread.run_sync(self._limbo.enter, unknown, limiter=self._thread)
             for place in fresh:
                 self._note(place)
             await self._mark_pending()

@@ -85,6 +85,7 @@ class DiskGuard:
         self._engine = engine
         self._config = config
         self._measure = measure
+        self._thread = trio.CapacityLimiter(1)  # its own, as Storage has one
         self._refused = False
         self._stalled = False
         self._has_reserve = True
@@ -128,7 +129,7 @@ class DiskGuard:
 
     async def check(self) -> None:
         """Check the disks once and act on the result."""
-        look = await trio.to_thread.run_sync(self._look)
+        look = await trio.to_thread.run_sync(self._look, limiter=self._thread)
         before, self.level = self.level, look.level
         self.free, self.capacity = look.free, look.capacity
         self._has_reserve = look.free > self._config.disk_reserve

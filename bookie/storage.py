@@ -9,6 +9,9 @@
 
 The mark is written after the flush is synced and before the journal is trimmed. After a crash in
 between, the next start only replays more.
+
+The worker thread is none of trio's default ones. Look-ups of names that were given up hold those
+until the resolver gives up too, and a flush without a thread looks like a disk that hangs.
 """
 
 from __future__ import annotations
@@ -66,6 +69,7 @@ class Storage:
         self._ledger_folder = Path(config.ledger_folder)
         self._event_fd = event_fd
         self._flushing = trio.Lock()
+        self._thread = trio.CapacityLimiter(1)
         self._flushed_at = trio.current_time()
         self._adds = 0
         self._failed = False
@@ -174,7 +178,9 @@ class Storage:
         try:
             if not self._failed:
                 with trio.move_on_after(self._config.stop_timeout_s) as patience:
-                    await trio.to_thread.run_sync(self._checkpoint, abandon_on_cancel=True)
+                    await trio.to_thread.run_sync(
+                        self._checkpoint, limiter=self._thread, abandon_on_cancel=True
+                    )
                 flushed = not patience.cancelled_caught
         finally:
             if flushed:
@@ -262,7 +268,7 @@ class Storage:
         self.limbo.resume()
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
-        return await trio.to_thread.run_sync(work)
+        return await trio.to_thread.run_sync(work, limiter=self._thread)
 
 
 def _open(

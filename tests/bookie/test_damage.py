@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import trio
 from damaged import ENTRIES, LEDGER, ward
+from rig import needs_no_default_thread
 
 from bookie.damage import AGAIN_S, RUNS_MAX, join, may_hide_entries, runs_of
 from bookie.limbo import in_limbo
@@ -110,6 +111,17 @@ async def test_a_damaged_record_of_unknown_content_leads_to_limbo(tmp_path: Path
         assert await here.code(ENTRIES) == 2
         await trio.to_thread.run_sync(here.rig.storage.limbo.enter, [place])
         assert await here.code(ENTRIES) == 101
+        assert in_limbo(tmp_path / "ledgers")
+
+
+async def test_limbo_is_entered_in_a_thread_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names that nobody resolves hold the others, and entries may be denied meanwhile."""
+    async with ward(tmp_path, damaged=()) as here:
+        place = DamagedPlace(str(tmp_path / "ledgers" / "00000001.log"), 4096)
+        monkeypatch.setattr(here.rig.storage.damage, "fetch", lambda _: [place])
+        assert await needs_no_default_thread(here.upkeep.watch.look)
         assert in_limbo(tmp_path / "ledgers")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
-from rig import MIB, settings
+from rig import MIB, needs_no_default_thread, settings
 
 from bookie.disk import DiskGuard, Level, Usage
 
@@ -117,3 +117,11 @@ async def test_a_disk_that_is_gone_ends_the_guard(tmp_path: Path) -> None:
     guard = DiskGuard(FakeEngine(), config)  # type: ignore[arg-type]  # a fake
     with pytest.raises(FileNotFoundError):
         await guard.run()
+
+
+async def test_the_guard_has_a_thread_of_its_own(tmp_path: Path) -> None:
+    """Names that nobody resolves hold the others, and a disk that fills up was not noticed."""
+    disk = Disk(tmp_path)
+    disk.free = GIB
+    assert await needs_no_default_thread(disk.guard.check)
+    assert disk.guard.level is Level.FULL

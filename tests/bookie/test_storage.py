@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 import v2
-from rig import MIB, serving, settings, until
+from rig import MIB, needs_no_default_thread, serving, settings, until
 
 from bookie.errors import BookieError
 from bookie.limbo import FILE_NAME as LIMBO, in_limbo
@@ -242,3 +242,17 @@ async def test_a_mark_that_cannot_be_written_leaves_the_journal_as_it_was(
         peer = rig.connect()
         for entry_id in range(4):
             assert (await peer.ask(v2.read(1, entry_id))).code == 0
+
+
+async def test_the_flush_and_the_stop_have_a_thread_of_their_own(tmp_path: Path) -> None:
+    """Names that nobody resolves hold the others, and the bookie ended as if its disk hung."""
+    storage = await Storage.open(settings(tmp_path))
+    before = storage.checkpoints
+    connection = storage.engine.connect(1)
+    connection.feed(v2.add(1, 0))
+    assert await needs_no_default_thread(storage.checkpoint)
+    assert storage.checkpoints == before + 1
+    connection.feed(v2.add(1, 1))
+    connection.close()
+    assert await needs_no_default_thread(storage.stop)
+    assert storage.checkpoints == before + 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -145,3 +145,24 @@ async def until(happened: Callable[[], bool]) -> None:
     with trio.fail_after(30):
         while not happened():  # noqa: ASYNC110 - a thread sets no event of the loop
             await trio.sleep(0.001)
+
+
+async def needs_no_default_thread(work: Callable[[], Awaitable[object]]) -> bool:
+    """Whether *work* finishes while look-ups of names, say, hold all of trio's default threads."""
+    limiter = trio.to_thread.current_default_thread_limiter()
+    holders = [object() for _ in range(int(limiter.available_tokens))]
+    for holder in holders:
+        limiter.acquire_on_behalf_of_nowait(holder)
+    done = trio.Event()
+
+    async def do() -> None:
+        await work()
+        done.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(do)
+        await until(lambda: done.is_set() or limiter.statistics().tasks_waiting > 0)
+        is_done = done.is_set()
+        for holder in holders:
+            limiter.release_on_behalf_of(holder)
+    return is_done
