@@ -18,9 +18,10 @@ class Fences:
         self._incarnations = incarnations
 
     async def set(self, request: Request) -> tuple[Request, Code]:
-        """Fence durably. Return the read that is the answer, unless the code is.
+        """Fence durably. Return the read that is the answer, if the code is OK.
 
-        A refusal is repeated by the read.
+        Any other code is the answer to a fence that was not set. A read is not: when it looks at
+        the ledger, that may be a later one, which is not fenced either.
         """
         try:
             if self._incarnations:
@@ -28,9 +29,18 @@ class Fences:
             await self._events.synced(await self._ticket(request))
         except NotFenced as doubt:
             return request, doubt.code
-        except (Refused, OtherLedger):
-            return request, Code.OK
+        except OtherLedger:
+            return request, Code(request.other_code)
+        except Refused:
+            return request, self._refusal(request.ledger_id)
         return request, Code.OK
+
+    def _refusal(self, ledger_id: int) -> Code:
+        if ledger_id < 0:
+            return Code.BAD_REQUEST
+        here = self._engine.ledger(ledger_id)
+        # The id may be that of another ledger by now, and the key be right for that one.
+        return Code.IO_ERROR if here is not None and here.deleted else Code.UNAUTHORIZED
 
     async def _ticket(self, request: Request) -> int:
         if request.key is None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 import v2
 from rig import MIB, Rig, serving, settings
 
@@ -17,8 +18,11 @@ from bookie.garbage import Collector
 from bookie.rebuild import rebuild
 from metadata.records import cookie_key, ledger_key
 from metadata.urls import open_store
+from native.frame import Code, incarnation
 
 FENCED, OTHER = 1, 2
+OLD, NEW = 1111, 2222
+MEMORY = 1 << 30
 
 
 async def codes(rig: Rig) -> tuple[int, int]:
@@ -154,3 +158,51 @@ async def test_a_fence_is_there_when_a_deleted_ledger_comes_back(config: BookieC
     async with serving(config) as rig:
         assert (await rig.connect().ask(v2.read(FENCED, 0))).code == 0
         assert await codes(rig) == (104, 0)
+
+
+@pytest.mark.parametrize(
+    ("meant", "key", "code"),
+    [(NEW, v2.KEY, Code.UNKNOWN_STATE), (0, v2.OTHER_KEY, Code.UNAUTHORIZED)],
+    ids=["another ledger", "another key"],
+)
+async def test_a_refused_fence_is_not_answered_from_the_ledger_that_came_after_it(
+    config: BookieConfig, meant: int, key: bytes, code: Code
+) -> None:
+    """That one is not fenced, and "no such entry" of it would count as if it were."""
+    async with serving(config, threaded=False) as rig:
+        await add_synced(rig, incarnation(FENCED, OLD) + v2.add(FENCED, 0))
+        budget, peer = rig.server.budget, rig.connect()
+        for pool in (budget.unsent, budget.making):
+            pool.change("another peer", MEMORY)
+        await peer.stream.send_all(incarnation(FENCED, meant) + v2.read(FENCED, 0, fence_key=key))
+        await trio.testing.wait_all_tasks_blocked()
+        assert rig.storage.engine.renew_ledger(FENCED, OLD, NEW)
+        for pool in (budget.unsent, budget.making):
+            pool.change("another peer", -MEMORY)
+        assert (await peer.response()).code == code
+
+
+async def test_a_fence_that_cannot_be_set_has_a_code_of_its_reason(config: BookieConfig) -> None:
+    """The id of a deleted ledger may be another one's by now, whose key is the one that came."""
+    async with serving(config, threaded=False) as rig:
+        await add_synced(rig, v2.add(FENCED, 0))
+        peer = rig.connect()
+        ids = v2.int64(OTHER) + v2.int64(-1)
+        keyless = v2.frame(v2.READ, ids, flags=v2.FENCE, version=1)
+        for request, code in (
+            (v2.read(-1, -1, fence_key=v2.KEY), Code.BAD_REQUEST),
+            (v2.read(FENCED, -1, fence_key=v2.OTHER_KEY), Code.UNAUTHORIZED),
+            (keyless, Code.UNAUTHORIZED),
+        ):
+            assert (await peer.ask(request)).code == code
+        rig.storage.engine.delete_ledger(FENCED, 1)
+        fence = v2.read(FENCED, -1, fence_key=v2.OTHER_KEY)
+        assert (await peer.ask(fence)).code == Code.IO_ERROR
+
+
+async def add_synced(rig: Rig, requests: bytes) -> None:
+    peer = rig.connect()
+    await peer.stream.send_all(requests)
+    await trio.testing.wait_all_tasks_blocked()
+    await rig.commit()
+    assert (await peer.response()).code == 0
