@@ -64,7 +64,7 @@ class MessageOrigin(msgspec.Struct, frozen=True, array_like=True):
         return self.number, self.entry_id
 
 
-class Horizon(msgspec.Struct, frozen=True, kw_only=True):
+class Horizon(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The raw entries of a lane up to here are in the set."""
 
     partition: Partition
@@ -76,6 +76,9 @@ class Horizon(msgspec.Struct, frozen=True, kw_only=True):
     """version of the first entry that is not in the set"""
     order_key: Order = ORDER_MIN
     """the greatest of the lane; messages after the horizon count as no older"""
+    tombstone_order: Order | None = None
+    """the greatest of the lane's tombstones in the set; `None` if it has none, or if an earlier
+    version of quire wrote the set"""
 
 
 class CompactedLedger(msgspec.Struct, frozen=True, kw_only=True):

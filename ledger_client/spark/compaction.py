@@ -37,7 +37,7 @@ from ledger_client.jobs.compaction.plan import (
     PartitionPlan,
     PartitionResult,
 )
-from ledger_client.jobs.compaction.runner import Candidate, candidates, elsewhere
+from ledger_client.jobs.compaction.runner import Candidate, candidates
 from ledger_client.jobs.staging.job import JobStage
 from ledger_client.portal import Portal
 from ledger_client.spark.failures import without_stack
@@ -279,7 +279,7 @@ class Work:
                 if (partition.partition, partition.lanes[0].lane) not in winners.notes:
                     continue
                 found = winners.found(partition)
-                floors = floors_of(found.lanes, elsewhere(self._plan, partition.partition))
+                floors = floors_of(found.lanes, partition)
                 result = await write_survivors(
                     context,
                     self._plan,

@@ -50,7 +50,7 @@ def spoilt(**changes: object) -> bytes:
 def many(count: int) -> list[Horizon]:
     return [
         Horizon(partition=9999, lane=(1 << 30) + i, number=BIG, ledger_id=BIG, version=BIG,
-                order_key=BIG)
+                order_key=BIG, tombstone_order=BIG)
         for i in range(count)
     ]  # fmt: skip
 
@@ -90,6 +90,7 @@ HORIZON_ROW = msgspec.to_builtins(HORIZON)
         {"horizons": [HORIZON_ROW | {"version": 41}]},
         {"horizons": [HORIZON_ROW | {"partition": -2}]},
         {"horizons": [HORIZON_ROW | {"order_key": 1 << 63}]},
+        {"horizons": [HORIZON_ROW | {"tombstone_order": 1 << 63}]},
         {"ledgers": [LEDGER_ROW | {"lane": 0}]},
         {"ledgers": [LEDGER_ROW, LEDGER_ROW]},
         {"ledgers": [LEDGER_ROW | {"entries": 0}]},

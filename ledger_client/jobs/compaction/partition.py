@@ -8,7 +8,7 @@ Memory is bounded: the table of keys, one bit for each message and some bytes fo
 records each entry's message count and the order before it, so that pass 2 can skip entries
 without survivors and still give every message the same ordinal and order.
 
-A tombstone removes its key and is dropped itself, unless another lane of the partition is still
+A tombstone removes its key and is dropped itself, unless another lane, of any partition, is still
 written and an older message of the key may yet come from there. Then it stays until that lane is
 compacted up to its time.
 """
@@ -35,10 +35,12 @@ from ledger_client.jobs.compaction.entries import (
     stage_lane,
 )
 from ledger_client.jobs.compaction.plan import (
+    NEVER,
     CompactionPlan,
     LanePlan,
     PartitionPlan,
     PartitionResult,
+    least_of_others,
 )
 from ledger_client.jobs.staging.job import JobStage
 from ledger_client.topics.context import TopicContext
@@ -55,8 +57,6 @@ PASSED_SIZE = 4 << 20
 MEMORY_MAX = 256 << 20
 """Default size in bytes of a partition's table of keys."""
 SLICES_MAX = 4096
-NEVER = 1 << 63
-"""Greater than every order."""
 
 
 class LaneSurvivors(msgspec.Struct):
@@ -101,14 +101,15 @@ async def compact_partition(
         JobLost: the job's lease is over.
         LedgerError: as reading and writing.
     """
-    may_stay = len(partition.lanes) > 1 and any(lane.goes_on for lane in partition.lanes)
+    own = len(partition.lanes) > 1 and any(lane.goes_on for lane in partition.lanes)
+    may_stay = own or partition.floor < NEVER
     found = await find_survivors(
         context, plan, partition, memory_max=memory_max, tombstones=may_stay
     )
     result = result_of(partition, found)
     if found.foreign:
         return msgspec.structs.replace(result, foreign=found.foreign)
-    floors = floors_of(found.lanes) if may_stay else None
+    floors = floors_of(found.lanes, partition) if may_stay else None
     return await write_survivors(context, plan, found, stage, result, floors=floors)
 
 
@@ -180,17 +181,12 @@ def _clear(found: Sequence[LaneSurvivors]) -> None:
 # --- pass 2 -----------------------------------------------------------------------
 
 
-def floors_of(lanes: Sequence[LaneSurvivors], others: Sequence[LanePlan] = ()) -> dict[int, int]:
-    """Return for each lane the lowest order of the tombstones that stay.
-
-    *others* are lanes of other partitions that may hold the same keys.
-    """
-    floors: dict[int, int] = {}
-    for each in lanes:
-        orders = [one.table.last_order for one in lanes if one is not each and one.lane.goes_on]
-        orders += [one.order_key for one in others if one.goes_on]
-        floors[each.lane.lane] = min(orders, default=NEVER)
-    return floors
+def floors_of(lanes: Sequence[LaneSurvivors], partition: PartitionPlan) -> dict[int, int]:
+    """Return for each lane of a partition the lowest order of the tombstones that stay."""
+    floors = least_of_others(
+        {each.lane.lane: each.table.last_order if each.lane.goes_on else NEVER for each in lanes}
+    )
+    return {lane: min(floor, partition.floor) for lane, floor in floors.items()}
 
 
 def result_of(partition: PartitionPlan, found: PartitionSurvivors) -> PartitionResult:
@@ -227,13 +223,35 @@ async def write_survivors(
     Raises as compact_partition().
     """
     ledgers: list[CompactedLedger] = []
-    tombstones = 0
+    kept: dict[int, KeptTombstones] = {}
     for each in found.lanes:
         where = {"partition": each.lane.partition, "lane": each.lane.lane}
         async with stage_lane(context.ledgers, stage, **where, size=plan.ledger_size) as staged:
-            tombstones += await _write(context, plan, each, staged, floors)
+            kept[each.lane.lane] = await _write(context, plan, each, staged, floors)
         ledgers += staged.ledgers
-    return msgspec.structs.replace(result, ledgers=tuple(ledgers), tombstones=tombstones)
+    horizons = [
+        msgspec.structs.replace(horizon, tombstone_order=kept[horizon.lane].order)
+        for horizon in result.horizons
+    ]
+    return msgspec.structs.replace(
+        result,
+        horizons=tuple(horizons),
+        ledgers=tuple(ledgers),
+        tombstones=sum(each.count for each in kept.values()),
+    )
+
+
+class KeptTombstones(msgspec.Struct):
+    """The tombstones among the survivors of a lane."""
+
+    count: int = 0
+    order: int | None = None
+    """the greatest of theirs"""
+
+    def add(self, order: int) -> None:
+        """Count a tombstone."""
+        self.count += 1
+        self.order = order if self.order is None else max(order, self.order)
 
 
 async def _write(
@@ -242,10 +260,10 @@ async def _write(
     found: LaneSurvivors,
     staged: StagedLane,
     floors: dict[int, int] | None,
-) -> int:
-    """Write the survivors of a lane; return the number of tombstones among them."""
+) -> KeptTombstones:
+    """Write the survivors of a lane; return the tombstones among them."""
     keyless = plan.null_keys == "keep"
-    tombstones = 0
+    kept = KeptTombstones()
     left = read_left(context, found.lane, found.table, found.survivors, keyless=keyless)
     async with aclosing(left) as entries:
         async for messages in entries:
@@ -253,26 +271,29 @@ async def _write(
                 found.survivors.keep_null_keys(messages.columns, messages.base)
             rows = found.survivors.rows(messages.base, messages.columns.count)
             if floors is not None:
-                rows, kept = _without_tombstones(messages, rows, floors[found.lane.lane])
-                tombstones += kept
+                rows = _without_tombstones(messages, rows, floors[found.lane.lane], kept)
             if rows:
                 await staged.add(messages, rows)
             await trio.lowlevel.checkpoint_if_cancelled()
-    return tombstones
+    return kept
 
 
 def _without_tombstones(
-    messages: EntryMessages, rows: array[int], floor: int
-) -> tuple[array[int], int]:
-    """Return *rows* without tombstones below *floor*, and the number of tombstones left.
+    messages: EntryMessages, rows: array[int], floor: int, kept: KeptTombstones
+) -> array[int]:
+    """Return *rows* without tombstones below *floor*; add the others to *kept*.
 
     A message without a key is not a tombstone, whatever its value.
     """
-    empty = [row for row in rows if is_tombstone(messages.columns, row)]
-    if not empty:
-        return rows, 0
-    gone = {row for row in empty if order_of(messages, row) < floor}
-    return array("I", [row for row in rows if row not in gone]), len(empty) - len(gone)
+    gone: set[int] = set()
+    for row in rows:
+        if is_tombstone(messages.columns, row):
+            order = order_of(messages, row)
+            if order < floor:
+                gone.add(row)
+            else:
+                kept.add(order)
+    return array("I", [row for row in rows if row not in gone]) if gone else rows
 
 
 def is_tombstone(columns: Columns, row: int) -> bool:

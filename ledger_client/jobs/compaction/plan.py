@@ -2,12 +2,19 @@
 
 Of each lane it reads the ledgers of survivors from the generation before, and the closed ledgers
 after that generation's horizon. A partition without new ledgers is left as it is, unless its keys
-may have moved to other partitions, or messages without keys are no longer kept.
+may have moved to other partitions, messages without keys are no longer kept, or its tombstones can
+go.
+
+An older message of a key may yet come from any lane that is written, also in another partition: a
+message can name its partition, and the topic may have had fewer. The lane's messages to come are no
+older than its greatest order so far. The least of these orders over all lanes but one is the floor
+of that one: its tombstones below the floor can go.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from heapq import nsmallest
 from itertools import groupby
 from typing import Literal
 
@@ -30,6 +37,8 @@ from metadata.topics import TopicRecord
 LEDGER_SIZE = 100_000_000
 """Payload bytes of a ledger of survivors; larger if a set would list too many ledgers."""
 LEDGERS_WANTED = 8000
+NEVER = 1 << 63
+"""Greater than every order."""
 NullKeys = Literal["keep", "drop"]
 OnProgress = Callable[[float], None]
 """Called with the fraction of the work that is done, from 0 to 1."""
@@ -57,6 +66,17 @@ class LanePlan(msgspec.Struct, frozen=True, kw_only=True):
         return ORDER_MIN if self.horizon is None else self.horizon.order_key
 
     @property
+    def lowest_order(self) -> int:
+        """No message to come is older than this; NEVER if none comes."""
+        return self.order_key if self.goes_on else NEVER
+
+    @property
+    def tombstone_order(self) -> int:
+        """The greatest order of the tombstones in the generation before; NEVER if it has none."""
+        kept = None if self.horizon is None else self.horizon.tombstone_order
+        return NEVER if kept is None else kept
+
+    @property
     def size(self) -> int:
         """Payload bytes to be read: survivors and new closed ledgers."""
         return sum(ledger_range.size for ledger_range in (*self.before, *self.raw))
@@ -67,6 +87,8 @@ class PartitionPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     partition: int
     lanes: tuple[LanePlan, ...]
+    floor: int
+    """no message to come in another partition is older than this; NEVER if none comes"""
     has_news: bool
 
     @property
@@ -165,10 +187,7 @@ async def plan_compaction(
     )
     is_foreign = before is not None and before.report.shuffled
     lanes.sort(key=lambda lane: (lane.partition, lane.lane))
-    partitions = [
-        _partition(number, tuple(group), forced=changed)
-        for number, group in groupby(lanes, key=lambda lane: lane.partition)
-    ]
+    partitions = _partitions(lanes, forced=changed)
     all_of_them = everything or (is_foreign and any(each.has_news for each in partitions))
     chosen = [each for each in partitions if each.has_news or all_of_them]
     left = [each for each in partitions if each not in chosen]
@@ -183,9 +202,38 @@ async def plan_compaction(
     )
 
 
-def _partition(number: int, lanes: tuple[LanePlan, ...], *, forced: bool) -> PartitionPlan:
-    has_news = forced or any(lane.raw or lane.is_cleared for lane in lanes)
-    return PartitionPlan(partition=number, lanes=lanes, has_news=has_news)
+def least_of_others(orders: Mapping[int, int]) -> dict[int, int]:
+    """Return for each number the least order of the others; NEVER if there are none."""
+    least, second = nsmallest(2, [*orders.values(), NEVER, NEVER])
+    return {number: second if each == least else least for number, each in orders.items()}
+
+
+def _partitions(lanes: list[LanePlan], *, forced: bool) -> list[PartitionPlan]:
+    groups = groupby(lanes, key=lambda lane: lane.partition)
+    grouped = {number: tuple(group) for number, group in groups}
+    floors = least_of_others(
+        {number: min(lane.lowest_order for lane in group) for number, group in grouped.items()}
+    )
+    return [
+        PartitionPlan(
+            partition=number,
+            lanes=group,
+            floor=floors[number],
+            has_news=forced or _has_news(group, floors[number]),
+        )
+        for number, group in grouped.items()
+    ]
+
+
+def _has_news(lanes: tuple[LanePlan, ...], floor: int) -> bool:
+    """Whether lanes have new ledgers, or a lane's tombstones can all go.
+
+    Some of them alone are no reason to write the lanes again.
+    """
+    if any(lane.raw or lane.is_cleared for lane in lanes):
+        return True
+    floors = least_of_others({lane.lane: lane.lowest_order for lane in lanes})
+    return any(lane.tombstone_order < min(floors[lane.lane], floor) for lane in lanes)
 
 
 def _lane(topic: TopicRecord, before: CompactedSet | None, held: LaneHoldings) -> LanePlan:

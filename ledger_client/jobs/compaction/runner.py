@@ -39,7 +39,6 @@ from ledger_client.jobs.compaction.partition import (
 )
 from ledger_client.jobs.compaction.plan import (
     CompactionPlan,
-    LanePlan,
     OnProgress,
     PartitionPlan,
     PartitionResult,
@@ -111,7 +110,7 @@ class LocalRunner:
         for partition, each in zip(plan.partitions, found, strict=True):
             each.keys = keys.get(partition.partition, 0)
             result = result_of(partition, each)
-            floors = floors_of(each.lanes, elsewhere(plan, partition.partition))
+            floors = floors_of(each.lanes, partition)
             result = await write_survivors(self._context, plan, each, stage, result, floors=floors)
             results.append(msgspec.structs.replace(result, foreign=each.foreign))
             on_progress(0.5 + len(results) * half)
@@ -128,12 +127,6 @@ class LocalRunner:
                 await trio.to_thread.run_sync(winners.add, some)
         leave_only(found)
         return found
-
-
-def elsewhere(plan: CompactionPlan, partition: int) -> Sequence[LanePlan]:
-    """Return the lanes of all partitions except *partition*."""
-    others = [each for each in plan.partitions if each.partition != partition]
-    return [*plan.others, *(lane for each in others for lane in each.lanes)]
 
 
 def _mark(found: Sequence[PartitionSurvivors], winners: Winners) -> dict[int, int]:
