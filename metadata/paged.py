@@ -158,18 +158,22 @@ async def drop_other_pages(
 ) -> None:
     """Remove the pages of *key* that its row does not name, also those of a later writer.
 
-    For a writer that put the row; a writer which had read the row before that fails anyway.
-    Raises MetadataError.
+    For a writer that put the row. A later writer whose row is not put yet fails, and may store its
+    pages again; one that has put its row removes the other pages itself. Raises MetadataError.
     """
     found = await store.get(key)
     named = None if found is None else paged_value(key, found.value)
     keep = "" if named is None else named.paged
+    unchanged = Check(key, ABSENT if found is None else found.version)
     after, prefix = "", f"{PAGES}{key}/"
     while page := await store.list(prefix, after=after, limit=1):
         pages_id = page[0][0].removeprefix(prefix).partition("/")[0]
         after = _after(key, pages_id)
         if pages_id != keep:
-            await _remove(store, key, pages_id, checks)
+            try:
+                await _remove(store, key, pages_id, [*checks, unchanged])
+            except VersionConflict:
+                return  # by now the row may name these pages
 
 
 async def remove_pages_of(store: MetadataStore, key: str, row: bytes) -> None:

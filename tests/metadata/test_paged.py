@@ -87,6 +87,27 @@ async def test_a_row_put_at_the_last_moment_keeps_its_pages(
     assert await value_of(store) == LARGE[0]
 
 
+async def test_a_row_that_is_put_while_other_pages_are_removed_keeps_its_pages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = MemoryStore()
+    await put(store, LARGE[0])
+    staged = await stage_value(store, KEY, LARGE[1])
+    removing = paged._remove
+
+    async def late(*args: object) -> None:
+        await store.transact([Put(KEY, staged.row), *staged.checks])
+        await removing(*args)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(paged, "_remove", late)
+        await drop_other_pages(store, KEY)
+    assert await value_of(store) == LARGE[1]
+    await drop_other_pages(store, KEY)
+    assert len(pages(store)) == 5
+    assert await value_of(store) == LARGE[1]
+
+
 async def test_a_reader_whose_pages_are_replaced_reads_the_later_value(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
