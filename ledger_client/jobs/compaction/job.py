@@ -17,7 +17,7 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 import trio
@@ -38,7 +38,7 @@ from ledger_client.jobs.compaction.plan import (
     plan_compaction,
 )
 from ledger_client.jobs.compaction.uncompacted import Uncompacted, uncompacted
-from ledger_client.jobs.staging.job import Job, JobStage, open_job, staged_ledgers
+from ledger_client.jobs.staging.job import Job, JobStage, Staged, open_job, staged_ledgers
 from ledger_client.ledgers.catalogue import RETRY_S, translated
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.retention.holdings import read_set, remove_retired, remove_set
@@ -56,7 +56,7 @@ from metadata.compaction import (
 )
 from metadata.errors import BadRecord, LeaseLost, VersionConflict
 from metadata.jobs import JOBS, JobOwner, decode_job_owner, job_of
-from metadata.paged import drop_other_pages, stage_value
+from metadata.paged import PAGES, drop_other_pages, stage_value
 from metadata.pointers import STEP_COUNT, OpenPointer, finish, open_pointer
 from metadata.store import ABSENT, OPS_MAX, Check, Op, Put
 from metadata.topics import TopicRecord, topic_key, topic_prefix
@@ -341,6 +341,8 @@ async def publish(
 ) -> None:
     """Replace *found* by *after* and show its ledgers; retry until the outcome is known.
 
+    Retired ledgers may be removed meanwhile; then *after* is published without them.
+
     Raises:
         JobLost: the lease is over, or the set is not *found* any more; nothing was published.
         NoSuchTopic: it was deleted; nothing was published.
@@ -348,34 +350,103 @@ async def publish(
     """
     topic = job.topic
     await _found_topic(context, topic)
-    reported = {each.ledger_id for each in after.ledgers}
-    old = set() if found is None else {each.ledger_id for each in found.set.ledgers}
-    staged = await staged_ledgers(context.ledgers, topic.uid, job.id)
-    shown = [each for each in staged if each.ledger.ledger_id in reported]
-    if {each.ledger.ledger_id for each in shown} != reported - old:
-        raise JobLost(topic.name, job_id=job.id, reason="what it staged was discarded")
-    key = compacted_key(topic.uid)
-    with _prepared(job):
-        value = await stage_value(context.store, key, encode_set(after))
-    put = Put(key, value.row, ABSENT if found is None else found.version)
-    ops: list[Op] = [put, *value.checks, *(each.shown for each in shown)]
-    if len(ops) + CHECKS > DIRECT_OPS_MAX:
+    shown = await _to_show(context, job, found, after)
+    replacement = await _stage(context, job, found, after)
+    ops: list[Op] = [each.shown for each in shown]
+    if len(replacement.ops) + len(ops) + CHECKS > DIRECT_OPS_MAX:
         pointer = await _point(context, job, {each.ledger.ledger_id for each in shown})
-        ops = [put, *value.checks, pointer.shown]
-    await _publish(context, job, ops, after)
+        ops = [pointer.shown]
+    while not await _publish(context, job, replacement, ops):
+        changed = await _tidied(context, job, replacement.found, replacement.after)
+        replacement = await _stage(context, job, *changed)
     try:
         with translated(PREPARE_S):
             await finish(context.store, topic.uid, job.id)
-            await drop_other_pages(context.store, key)
+            await drop_other_pages(context.store, compacted_key(topic.uid))
     except LedgerError as failure:  # the leader does it
         _log.warning("a generation is published, and tidied up later: %s", failure)
 
 
-async def _publish(context: TopicContext, job: Job, ops: Sequence[Op], after: CompactedSet) -> None:
-    with trio.move_on_after(PUBLISH_S):
-        while not await _transact(context, job, ops, after):  # noqa: ASYNC110 - it asks the store
-            await trio.sleep(RETRY_S)
-        return
+async def _to_show(
+    context: TopicContext, job: Job, found: SetAt | None, after: CompactedSet
+) -> list[Staged]:
+    """Return the staged ledgers that *after* lists. Raises JobLost if one was discarded."""
+    reported = {each.ledger_id for each in after.ledgers}
+    old = set() if found is None else {each.ledger_id for each in found.set.ledgers}
+    staged = await staged_ledgers(context.ledgers, job.topic.uid, job.id)
+    shown = [each for each in staged if each.ledger.ledger_id in reported]
+    if {each.ledger.ledger_id for each in shown} != reported - old:
+        raise JobLost(job.topic.name, job_id=job.id, reason="what it staged was discarded")
+    return shown
+
+
+class _Replacement(NamedTuple):
+    """The next generation, ready to be put in place of the one that was found."""
+
+    found: SetAt | None
+    after: CompactedSet
+    ops: list[Op]
+
+
+async def _stage(
+    context: TopicContext, job: Job, found: SetAt | None, after: CompactedSet
+) -> _Replacement:
+    """Store the pages of *after*, if it needs any. Raises as publish()."""
+    key = compacted_key(job.topic.uid)
+    while True:
+        try:
+            with translated(PREPARE_S):
+                value = await stage_value(context.store, key, encode_set(after))
+        except VersionConflict:  # whoever changes the set removes pages that its row does not name
+            found, after = await _tidied(context, job, found, after)
+            continue
+        put = Put(key, value.row, ABSENT if found is None else found.version)
+        return _Replacement(found, after, [put, *value.checks])
+
+
+async def _tidied(
+    context: TopicContext, job: Job, found: SetAt | None, after: CompactedSet
+) -> tuple[SetAt, CompactedSet]:
+    """Return the set of now, and *after* without the retired ledgers that were removed.
+
+    Raises:
+        JobLost: more was changed.
+    """
+    with translated(context.options.metadata_timeout_s):
+        now = await read_set(context.store, job.topic.uid)
+    if found is None or now is None or not _is_only_tidied(found, now):
+        reason = "its compacted set was changed meanwhile"
+        raise JobLost(job.topic.name, job_id=job.id, reason=reason)
+    gone = set(found.set.retired).difference(now.set.retired)
+    retired = [each for each in after.retired if each not in gone]
+    return now, msgspec.structs.replace(after, retired=retired)
+
+
+def _is_only_tidied(found: SetAt, now: SetAt) -> bool:
+    """Whether nothing but the removal of retired ledgers changed a set, and its version."""
+    is_less = set(now.set.retired) < set(found.set.retired)
+    return _is_same(found.set, now.set) and (is_less or now.version == found.version)
+
+
+def _is_same(one: CompactedSet, other: CompactedSet) -> bool:
+    """Whether sets are equal, whichever ledgers are retired: anybody may remove these."""
+    return one == msgspec.structs.replace(other, retired=one.retired)
+
+
+async def _publish(
+    context: TopicContext, job: Job, replacement: _Replacement, ops: Sequence[Op]
+) -> bool:
+    """Retry until the outcome is known; return False if the set, or a page of it, was changed."""
+    ops = [*replacement.ops, *ops]
+    try:
+        with trio.move_on_after(PUBLISH_S):
+            while not await _transact(  # noqa: ASYNC110 - it asks the store
+                context, job, ops, replacement.after
+            ):
+                await trio.sleep(RETRY_S)
+            return True
+    except VersionConflict:
+        return False
     raise MetadataUnavailable(f"metadata: the set was not published within {PUBLISH_S:g} s")
 
 
@@ -410,7 +481,10 @@ async def _point(context: TopicContext, job: Job, ledger_ids: set[int]) -> OpenP
 async def _transact(
     context: TopicContext, job: Job, ops: Sequence[Op], after: CompactedSet
 ) -> bool:
-    """Try once; return False if it must be tried again."""
+    """Try once; return False if it must be tried again.
+
+    Raises as publish(), and VersionConflict if the set, or a page of it, was changed.
+    """
     there = await _found_topic(context, job.topic)
     checks: list[Op] = [job.check, there]
     try:
@@ -423,7 +497,10 @@ async def _transact(
             return True
         if conflict.key == there.key:
             return False  # the topic was altered meanwhile
-        reason = "its compacted set was changed meanwhile"
+        key = compacted_key(job.topic.uid)
+        if conflict.key == key or conflict.key.startswith(f"{PAGES}{key}/"):
+            raise
+        reason = "what it staged was discarded"
         raise JobLost(job.topic.name, job_id=job.id, reason=reason) from conflict
     except LeaseLost as lost:
         raise JobLost(job.topic.name, job_id=job.id, reason=str(lost)) from lost
@@ -444,4 +521,4 @@ async def _is_there(context: TopicContext, topic: TopicRecord, after: CompactedS
             found = await read_set(context.store, topic.uid)
     except MetadataUnavailable:
         return False
-    return found is not None and found.set == after
+    return found is not None and _is_same(found.set, after)
