@@ -70,12 +70,12 @@ class Crowd:
             nursery.cancel_scope.cancel()
 
 
-async def is_added_at_once(rig: Rig, peer: Peer, entry_id: int) -> bool:
+async def is_added_at_once(rig: Rig, peer: Peer, entry_id: int, payload: bytes = b"hello") -> bool:
     """Whether an add is acknowledged as soon as it is synced, with no wait for anybody."""
     codes: list[int] = []
 
     async def add() -> None:
-        codes.append((await peer.ask(v2.add(9, entry_id))).code)
+        codes.append((await peer.ask(v2.add(9, entry_id, payload))).code)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(add)
@@ -121,7 +121,7 @@ async def test_sixty_peers_that_read_nothing_hold_up_no_adds(
         # One answer above the limit, and what a peer may ask before nothing is read from it.
         assert unsent.held < 2 * MIB + len(PAYLOAD) + 60 * (70 << 10)
         for entry_id in range(3):
-            assert await is_added_at_once(rig, writer, entry_id)
+            assert await is_added_at_once(rig, writer, entry_id, PAYLOAD)
 
 
 @pytest.mark.parametrize("request_of", [v2.read, v2.batch_read])
@@ -310,7 +310,7 @@ async def test_synced_adds_of_peers_that_read_nothing_hold_up_no_adds(
         rig.server.pulse(flushes=True)
         assert received.held == 0
         for entry_id in range(3):
-            assert await is_added_at_once(rig, writer, entry_id)
+            assert await is_added_at_once(rig, writer, entry_id, PAYLOAD)
 
 
 async def test_reads_go_on_while_adds_wait_for_a_disk_that_hangs(
