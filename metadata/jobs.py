@@ -3,6 +3,7 @@
 key or lease                                    value
 ----------------------------------------------  --------------------------------------
 jobs/<uid>/<job id>                             a lease, held while the job runs: JobOwner
+truncations/<uid>/<id>                          a lease, held while messages are deleted: empty
 pins/<uid>/<job id>                             JobPins: ledgers kept while the lease lives
 staged/<uid>/<job id>/<ledger id>               StagedLedger: invisible to readers
 ids/<uid>/<job id>                              JobIds: ledger ids reserved for its parts
@@ -11,6 +12,10 @@ pointers/<uid>/<job id>                         JobPointer: shows what is too mu
 
 uid and ledger id have 20 digits. The lease proves that the job lives. Its pins have a row of their
 own, because a lease's value is small; without the lease, that row has no effect.
+
+A compaction pins ledgers, then looks for truncations; a truncation takes its lease, then looks for
+pins, and checks the lease in the transaction that deletes. So one of the two sees the other, and
+no compaction has read messages that are deleted out of a ledger meanwhile.
 
 One transaction creates a staged ledger and its record. The transaction that publishes the ledger
 deletes the staged row, expecting its version; the one that discards it deletes row and record. So
@@ -32,6 +37,7 @@ from metadata.records import decode_row
 from metadata.topics import Count, topic_prefix
 
 JOBS = "jobs/"
+TRUNCATIONS = "truncations/"
 PINS = "pins/"
 STAGED = "staged/"
 IDS = "ids/"
@@ -132,6 +138,11 @@ def check_job_id(job_id: str) -> None:
 def job_lease(uid: int, job_id: str) -> str:
     """Return the name of the lease that a running job holds."""
     return topic_prefix(JOBS, uid) + job_id
+
+
+def truncation_lease(uid: int, truncation_id: str) -> str:
+    """Return the name of the lease that is held while messages of a topic are deleted."""
+    return topic_prefix(TRUNCATIONS, uid) + truncation_id
 
 
 def pins_key(uid: int, job_id: str) -> str:

@@ -346,7 +346,8 @@ async def test_every_rule_has_a_case() -> None:
 def test_every_kind_of_row_is_known() -> None:
     of_groups, of_time = (group_rows, keeps, shares), (time_rows, tick_rows)
     others = (records, topics, jobs, compaction, cuts, paged, replays)
-    leases = {records.BOOKIES, records.REPAIRS, topics.WRITERS, jobs.JOBS, tick_rows.TIME_DDL}
+    leases = {records.BOOKIES, records.REPAIRS, topics.WRITERS, jobs.JOBS, jobs.TRUNCATIONS}
+    leases |= {tick_rows.TIME_DDL}
     prefixes = {
         value.partition("/")[0] + "/"
         for module in (*others, *of_groups, *of_time)

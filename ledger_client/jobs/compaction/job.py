@@ -55,7 +55,7 @@ from metadata.compaction import (
     encode_set,
 )
 from metadata.errors import BadRecord, LeaseLost, VersionConflict
-from metadata.jobs import JOBS, JobOwner, decode_job_owner, job_of
+from metadata.jobs import JOBS, TRUNCATIONS, JobOwner, decode_job_owner, job_of
 from metadata.paged import PAGES, drop_other_pages, stage_value
 from metadata.pointers import STEP_COUNT, OpenPointer, finish, open_pointer
 from metadata.store import ABSENT, OPS_MAX, Check, Op, Put
@@ -136,7 +136,7 @@ async def compact_topic(
 
     Raises:
         NoSuchTopic: there is no such topic.
-        TopicBusy: another job compacts it.
+        TopicBusy: another job compacts it, or messages of it are being deleted.
         MessagesLost: a ledger of the generation before is gone.
         TopicError: it has more lanes, or ledgers of survivors, than a set can list.
         JobLost: the lease ran out, or another compaction published first; nothing was
@@ -153,6 +153,7 @@ async def compact_topic(
     began_at = time.monotonic()
     async with open_job(context.ledgers, topic, "compaction", pins=plan.pins) as job:
         await _refuse_second(context, topic, job)
+        await _refuse_truncated(context, topic)
         found, plan = await _plan(
             context, topic, null_keys
         )  # the pins hold, so what is listed now stays
@@ -236,6 +237,15 @@ async def _refuse_second(context: TopicContext, topic: TopicRecord, own: Job | N
             where = f"process {owner.process_id} on {owner.host or 'a host'}"
             reason = f"is being compacted by {where}; wait for it"
             raise TopicBusy(reason, topic=topic.name, owner=where)
+
+
+async def _refuse_truncated(context: TopicContext, topic: TopicRecord) -> None:
+    """Raise TopicBusy if messages are being deleted; the pins must be there already."""
+    with translated(context.options.metadata_timeout_s):
+        leases = await context.store.leases(topic_prefix(TRUNCATIONS, topic.uid))
+    if leases:
+        reason = "has messages that are being deleted; wait for the end of that"
+        raise TopicBusy(reason, topic=topic.name)
 
 
 def _is_dead(owner: JobOwner) -> bool:

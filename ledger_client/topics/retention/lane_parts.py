@@ -28,7 +28,7 @@ from ledger_client.topics.messages import MessageBatch, open_batch
 from ledger_client.topics.positions import LaneRef, Place
 from ledger_client.topics.retention.holdings import HeldLedger
 from metadata.records import ledger_key
-from metadata.store import ABSENT, Check, Delete, Op, Put
+from metadata.store import ABSENT, Check, CheckLease, Delete, Op, Put
 from metadata.topics import (
     REMOVALS_MAX,
     Count,
@@ -173,6 +173,8 @@ class LanePart(msgspec.Struct):
     """the lane's state before the first part"""
     checks: Sequence[Check] = ()
     """that what was known to keep messages has not changed"""
+    leases: Sequence[CheckLease] = ()
+    """that the truncation is still announced to compactions"""
 
 
 async def part_ops(
@@ -184,7 +186,7 @@ async def part_ops(
         LostRace: a row has changed since the part was planned, or is still to be settled.
         MetadataUnavailable, MetadataBroken: as Catalogue.read().
     """
-    ops: list[Op] = [*taken.checks]
+    ops: list[Op] = [*taken.leases, *taken.checks]
     for check in taken.checks:
         found = await catalogue.read(check.key)
         if (ABSENT if found is None else found.version) != check.expected:

@@ -71,8 +71,10 @@ from ledger_client.topics.retention.lane_parts import (
     part_ops,
 )
 from ledger_client.topics.times import EventTime
+from metadata.errors import LeaseLost
+from metadata.jobs import truncation_lease
 from metadata.pointers import settle_topic
-from metadata.store import Op
+from metadata.store import CheckLease, Op
 from metadata.topics import REMOVED_MAX, TopicRecord, writer_lease
 
 if TYPE_CHECKING:
@@ -184,13 +186,20 @@ class LaneTruncation:
     # --- between two places --------------------------------------------------------------
 
     async def punch(self, taken: LanePart) -> bool:
-        """Delete messages in closed ledgers; return False if a row has changed."""
+        """Delete messages in closed ledgers; return False if a row has changed.
+
+        Raises:
+            LostRace: the truncation is not announced any more.
+        """
         stop = taken.parts[-1].held
         behind = stop.number, stop.row.base_version
         if taken.whole and taken.whole[-1].number == stop.number:
             behind = stop.number + 1, stop.row.base_version + stop.row.entries
         ops = await part_ops(self._ledgers.catalogue, self._lane, taken, *behind)
-        return await self._ledgers.catalogue.transact(ops, limit_s=self._limit_s) is not None
+        try:
+            return await self._ledgers.catalogue.transact(ops, limit_s=self._limit_s) is not None
+        except LeaseLost as lost:
+            raise LostRace(f"{self._lane}: {lost}", topic=self._topic.name) from lost
 
     # --- to the end ----------------------------------------------------------------------
 
@@ -327,6 +336,7 @@ class Truncation:
         self._start = start
         self._stop = stop
         self._force = force
+        self._leases: tuple[CheckLease, ...] = ()
         self._opener = context.opener
         self._starts = PlaceFinder(self._opener)
         self._options = ReadOptions(
@@ -353,6 +363,23 @@ class Truncation:
 
     async def run(self, on_removed: OnRemoved) -> Truncated:
         """Delete, lane by lane. Raises as Topics.truncate."""
+        async with self._announced():
+            return await self._run(on_removed)
+
+    @asynccontextmanager
+    async def _announced(self) -> AsyncIterator[None]:
+        """Let no compaction begin during the block; see metadata/jobs.py."""
+        truncation_id = f"truncation-{secrets.token_hex(16)}"
+        name = truncation_lease(self._topic.uid, truncation_id)
+        with translated(self._context.catalogue.timeout_s):
+            held = await self._context.ledgers.session.grant(name, owner=truncation_id)
+        self._leases = (held.check,)
+        try:
+            yield
+        finally:
+            await held.release()
+
+    async def _run(self, on_removed: OnRemoved) -> Truncated:
         done: list[LaneTruncated] = []
         await self._settle()
         await self._close_idle()
@@ -445,6 +472,7 @@ class Truncation:
         for pin in cuts.pins:
             if pin.stop is None or start < pin.stop:
                 raise _busy(lane, f"is needed by {pin.holder}")
+        taken.leases = self._leases
         taken.checks = cuts.checks
         for horizon in compacted.set.horizons if compacted is not None else ():
             is_here = (horizon.partition, horizon.lane) == (found.partition, found.lane)
