@@ -15,7 +15,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, NamedTuple, Protocol
 
@@ -154,9 +154,8 @@ async def compact_topic(
     async with open_job(context.ledgers, topic, "compaction", pins=plan.pins) as job:
         await _refuse_second(context, topic, job)
         await _refuse_truncated(context, topic)
-        found, plan = await _plan(
-            context, topic, null_keys
-        )  # the pins hold, so what is listed now stays
+        # The pins hold, so what is listed now stays.
+        found, plan = await _plan(context, topic, null_keys, pinned=plan.pinned)
         plan, results = await _run(context, job, runner, found, plan, on_progress)
         report = _report(
             results, time.monotonic() - began_at, runner, await context.catalogue.now_ms()
@@ -203,17 +202,28 @@ async def _run(
             return plan, results
     with translated(context.options.metadata_timeout_s):
         plan = await plan_compaction(
-            context.store, plan.topic, found, null_keys=plan.null_keys, everything=True
+            context.store,
+            plan.topic,
+            found,
+            null_keys=plan.null_keys,
+            everything=True,
+            pinned=plan.pinned,
         )
     return plan, await runner.together(plan, job.stage, on_progress)
 
 
 async def _plan(
-    context: TopicContext, topic: TopicRecord, null_keys: NullKeys | None
+    context: TopicContext,
+    topic: TopicRecord,
+    null_keys: NullKeys | None,
+    pinned: Container[tuple[int, int]] | None = None,
 ) -> tuple[SetAt | None, CompactionPlan]:
     with translated(context.options.metadata_timeout_s):
         found = await read_set(context.store, topic.uid)
-        return found, await plan_compaction(context.store, topic, found, null_keys=null_keys)
+        plan = await plan_compaction(
+            context.store, topic, found, null_keys=null_keys, pinned=pinned
+        )
+        return found, plan
 
 
 async def _tidy(context: TopicContext, topic: TopicRecord) -> None:

@@ -13,7 +13,7 @@ of that one: its tombstones below the floor can go.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from heapq import nsmallest
 from itertools import groupby
 from typing import Literal
@@ -114,6 +114,11 @@ class CompactionPlan(msgspec.Struct, frozen=True, kw_only=True):
     """the topic has no set yet"""
 
     @property
+    def pinned(self) -> frozenset[tuple[int, int]]:
+        """Partition and lane of all that must stay meanwhile."""
+        return frozenset((partition, lane) for partition, lane, _ in self.pins)
+
+    @property
     def has_news(self) -> bool:
         """Whether any partition has something to compact."""
         return any(each.has_news for each in self.partitions)
@@ -151,6 +156,7 @@ async def plan_compaction(
     *,
     null_keys: NullKeys | None = None,
     everything: bool = False,
+    pinned: Container[tuple[int, int]] | None = None,
 ) -> CompactionPlan:
     """Return the plan for compacting a topic.
 
@@ -160,6 +166,7 @@ async def plan_compaction(
         found: its compacted set, or `None`.
         null_keys: "keep" or "drop" messages without a key; by default as before, at first "drop".
         everything: include partitions without new ledgers.
+        pinned: take new ledgers only from these lanes; by default from all.
 
     Raises:
         TopicError: more lanes than a set can list.
@@ -167,12 +174,15 @@ async def plan_compaction(
     """
     # Partitions added since the topic was read are left to the next run.
     holdings = [each for each in await read_holdings(store, topic) if _is_known(topic, each)]
+    ours = [each for each in holdings if pinned is None or each[:2] in pinned]
+    late = [each for each in holdings if pinned is not None and each[:2] not in pinned]
     before = found.set if found is not None else None
     keys = null_keys or (before.null_keys if before is not None else "drop")
     known = {(each.partition, each.lane) for each in holdings}
     horizons = [each for each in (before.horizons if before else ()) if _is_known(topic, each)]
     gone = [each for each in horizons if _at(each) not in known]
-    lanes = [_lane(topic, before, each) for each in holdings]
+    lanes = [_lane(topic, before, each) for each in ours]
+    lanes += [_late_lane(topic, before, each) for each in late]
     lanes += [_gone_lane(topic, before, each) for each in gone if before is not None]
     if len(lanes) > HORIZONS_MAX:
         raise TopicError.too_many(
@@ -195,7 +205,7 @@ async def plan_compaction(
         topic=topic,
         null_keys=keys,
         partitions=tuple(chosen),
-        pins=tuple(_pins(holdings, before)),
+        pins=tuple(_pins(ours, before)),
         others=tuple(lane for each in left for lane in each.lanes),
         is_foreign=is_foreign,
         is_first=before is None,
@@ -256,6 +266,15 @@ def _lane(topic: TopicRecord, before: CompactedSet | None, held: LaneHoldings) -
         goes_on=topic.order == "event-time" or any(e.row.state == "open" for e in held.ledgers),
         is_cleared=is_deleted and bool(ledgers),
     )
+
+
+def _late_lane(topic: TopicRecord, before: CompactedSet | None, held: LaneHoldings) -> LanePlan:
+    """Return the plan of a lane that began since lanes were pinned: the next run reads it.
+
+    Its messages may be deleted meanwhile.
+    """
+    unread = _lane(topic, before, held._replace(ledgers=()))
+    return msgspec.structs.replace(unread, goes_on=True)
 
 
 def _gone_lane(topic: TopicRecord, before: CompactedSet, old: Horizon) -> LanePlan:

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 import trio
 from batches import Sent
-from compacted import kept_of, the_set
+from compacted import kept_of, the_set, without_tombstones
 from laid_topic import TOPIC, LaidLane, LaidTopic, laid_topic
 from trio.testing import MockClock
 
@@ -54,17 +54,19 @@ class Stopped:
         return await self._transact(ops)
 
 
-async def ten_keys(topic: LaidTopic) -> LaidLane:
-    lane = topic.lane()
-    await lane.lay(*([Sent(b"v", key=b"k%d" % number)] for number in range(9)))
-    await lane.lay([Sent(b"v", key=b"k9")])
-    return lane
+async def ten_keys(topic: LaidTopic, *, partition: int = -1, lane: int = 0) -> LaidLane:
+    made = topic.lane(partition, lane)
+    await made.lay(*([Sent(b"v", key=b"k%d" % number)] for number in range(9)))
+    await made.lay([Sent(b"v", key=b"k9")])
+    return made
 
 
 async def delete_some(topic: LaidTopic, lane: LaidLane) -> None:
     """Delete k3 to k6, out of a closed ledger."""
     first, last = lane.messages[3].id, lane.messages[6].id
-    await topic.client.topics.delete_messages(TOPIC, first, last)
+    partition = None if lane.partition < 0 else lane.partition
+    topics = topic.client.topics
+    await topics.delete_messages(TOPIC, first, last, partition=partition, lane=lane.lane)
 
 
 async def keys_left(topic: LaidTopic) -> list[int]:
@@ -119,3 +121,41 @@ async def test_a_deletion_that_compactions_do_not_see_any_more_deletes_nothing(
                 await store.release(lease)
             stopped.may_delete.set()
         assert await keys_left(topic) == list(range(10))
+
+
+class Late(LocalRunner):
+    """A lane begins before partitions are compacted together, and is cut after planning that."""
+
+    def __init__(self, topic: LaidTopic) -> None:
+        super().__init__(topic.client._context)
+        self._topic = topic
+        self._lane: LaidLane | None = None
+
+    async def separately(
+        self, plan: CompactionPlan, stage: JobStage, on_progress: OnProgress
+    ) -> list[PartitionResult]:
+        self._lane = await ten_keys(self._topic, partition=1, lane=7)
+        return await super().separately(plan, stage, on_progress)
+
+    async def together(
+        self, plan: CompactionPlan, stage: JobStage, on_progress: OnProgress
+    ) -> list[PartitionResult]:
+        assert self._lane is not None
+        await delete_some(self._topic, self._lane)
+        return await super().together(plan, stage, on_progress)
+
+
+async def test_what_is_deleted_from_a_lane_that_begins_during_a_compaction_is_not_kept(
+    autojump_clock: MockClock,
+) -> None:
+    """PS-35: nothing pins such a lane; the next compaction takes it."""
+    async with laid_topic(partitions=2) as topic:
+        for partition in range(2):  # some of the keys belong to the other one
+            await ten_keys(topic, partition=partition)
+        for lane in topic.lanes[:2]:
+            await lane.lay(*([Sent(None, key=b"k%d" % number)] for number in range(10)))
+        await compact_topic(topic.client._context, TOPIC, Late(topic))
+        kept = await kept_of(topic.client, await the_set(topic))
+        assert kept  # tombstones stay, since the lane counts as written
+        assert without_tombstones(kept) == []
+        assert await keys_left(topic) == [0, 1, 2, 7, 8, 9]
