@@ -186,20 +186,13 @@ class LaneTruncation:
     # --- between two places --------------------------------------------------------------
 
     async def punch(self, taken: LanePart) -> bool:
-        """Delete messages in closed ledgers; return False if a row has changed.
-
-        Raises:
-            LostRace: the truncation is not announced any more.
-        """
+        """Delete messages in closed ledgers; return False if a row has changed."""
         stop = taken.parts[-1].held
         behind = stop.number, stop.row.base_version
         if taken.whole and taken.whole[-1].number == stop.number:
             behind = stop.number + 1, stop.row.base_version + stop.row.entries
         ops = await part_ops(self._ledgers.catalogue, self._lane, taken, *behind)
-        try:
-            return await self._ledgers.catalogue.transact(ops, limit_s=self._limit_s) is not None
-        except LeaseLost as lost:
-            raise LostRace(f"{self._lane}: {lost}", topic=self._topic.name) from lost
+        return await self._ledgers.catalogue.transact(ops, limit_s=self._limit_s) is not None
 
     # --- to the end ----------------------------------------------------------------------
 
@@ -363,8 +356,11 @@ class Truncation:
 
     async def run(self, on_removed: OnRemoved) -> Truncated:
         """Delete, lane by lane. Raises as Topics.truncate."""
-        async with self._announced():
-            return await self._run(on_removed)
+        try:
+            async with self._announced():
+                return await self._run(on_removed)
+        except LeaseLost as lost:  # this process was away for longer than its session
+            raise LostRace(f"nothing more was deleted: {lost}", topic=self._topic.name) from lost
 
     @asynccontextmanager
     async def _announced(self) -> AsyncIterator[None]:

@@ -22,6 +22,8 @@ from metadata.jobs import TRUNCATIONS
 from metadata.store import Op, Put
 from metadata.topics import LANE_LEDGERS
 
+Delete = Callable[[LaidTopic, LaidLane], Awaitable[None]]
+
 
 class Held(LocalRunner):
     """Begins when it may."""
@@ -101,8 +103,13 @@ async def test_what_is_deleted_while_a_compaction_begins_is_not_kept(
         assert await keys_left(topic) == [0, 1, 2, 7, 8, 9]
 
 
+async def delete_the_end(topic: LaidTopic, lane: LaidLane) -> None:
+    await topic.client.topics.truncate(TOPIC, lane.messages[3].id)
+
+
+@pytest.mark.parametrize("delete", [delete_some, delete_the_end])
 async def test_a_deletion_that_compactions_do_not_see_any_more_deletes_nothing(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, delete: Delete
 ) -> None:
     """PS-35: its session was over before its last transaction."""
     async with laid_topic() as topic:
@@ -110,12 +117,12 @@ async def test_a_deletion_that_compactions_do_not_see_any_more_deletes_nothing(
         stopped = Stopped(store.transact)
         monkeypatch.setattr(store, "transact", stopped.transact)
 
-        async def delete() -> None:
-            with pytest.raises(TopicError):
-                await delete_some(topic, lane)
+        async def fail() -> None:
+            with pytest.raises(TopicError, match="is over"):
+                await delete(topic, lane)
 
         async with trio.open_nursery() as deletion:
-            deletion.start_soon(delete)
+            deletion.start_soon(fail)
             await stopped.is_ready.wait()
             for lease in await store.leases(TRUNCATIONS):
                 await store.release(lease)
