@@ -42,6 +42,8 @@ from metadata.records import (
     BookieRecord,
     LedgerRecord,
     LedgerState,
+    cookie_key,
+    draining_key,
     encode_record,
     ledger_key,
     underreplicated_key,
@@ -115,9 +117,10 @@ class Rebalancer:
         return Balance(sizes, spread, moves, levels.sizes, levels.spread)
 
     async def make(self, move: Move, *, on_copied: Callable[[int], None]) -> bool:
-        """Make one move; return False if the ledger has changed since it was planned.
+        """Make one move; return False if the ledger or the target changed since it was planned.
 
-        It may have been deleted, moved or taken for repair: then plan again. A cancellation
+        The ledger may have been deleted, moved or taken for repair, and the target be on its way
+        out or full: then plan again. A cancellation
         or error leaves either the whole move or the old location list.
 
         Raises:
@@ -139,15 +142,33 @@ class Rebalancer:
             return False
         if await self._store.get(underreplicated_key(move.ledger_id)) is not None:
             return False
+        stays = await self._staying(move.target)
+        if stays is None:
+            return False
         await self._copy(record, names, move, claim, on_copied)
         await self._store.transact(
             [
                 claim.check,
+                *stays,
                 Check(underreplicated_key(move.ledger_id), ABSENT),
                 Put(ledger_key(move.ledger_id), encode_record(_moved(record, move)), version),
             ]
         )
         return True
+
+    async def _staying(self, target: str) -> list[Check] | None:
+        """Return what fails once *target* is decommissioned; `None` if it takes no copies now.
+
+        A plan takes hours to carry out. A bookie that drains takes copies as before, and who
+        decommissions it does not look at moves.
+        """
+        if not any(shelf.bookie_id == target and shelf.takes for shelf in await self._shelves()):
+            return None
+        cookie = await self._store.get(cookie_key(target))
+        return [
+            Check(cookie_key(target), ABSENT if cookie is None else cookie.version),
+            Check(draining_key(target), ABSENT),
+        ]
 
     async def _copy(
         self,

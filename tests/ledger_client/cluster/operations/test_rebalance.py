@@ -11,6 +11,7 @@ from memory_cluster import MemoryCluster, memory_cluster
 from trio.testing import MockClock
 
 from ledger_client import Client
+from ledger_client.cluster.operations.drain import begin
 from ledger_client.cluster.operations.rebalance import (
     TOLERANCE,
     Levels,
@@ -24,10 +25,12 @@ from ledger_client.cluster.repair.plan import LedgerShares, shares_of
 from ledger_client.errors import BookieUnavailable
 from ledger_client.ledgers.racks import best_spread, spread_of
 from metadata.records import (
+    CookieRecord,
     Fragment,
     LedgerRecord,
     LedgerState,
     UnderReplicated,
+    cookie_key,
     encode_record,
     ledger_key,
     repair_lease,
@@ -140,6 +143,28 @@ async def test_a_rival_change_wins(cluster: MemoryCluster, client: Client) -> No
 
     move = Move(ledger_id, "b1", "b4", 10_000)
     assert not await Rebalancer(client._context.ledgers, cluster.store).make(move, on_copied=touch)
+    assert cluster.record(ledger_id) == before
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+async def test_nothing_moves_to_a_bookie_that_is_decommissioned_meanwhile(
+    cluster: MemoryCluster, client: Client, when: str
+) -> None:
+    """No ledger named it, so nobody waited for the move, and its folders may be deleted."""
+    ledger_id = await write(client, cluster)
+    await add_bookie(cluster, client)
+    cookie = encode_record(CookieRecord("b4", "b4:3181", "/journal", "/ledgers", "x"))
+    await cluster.store.put(cookie_key("b4"), cookie)
+    before = cluster.record(ledger_id)
+
+    def copied(_size: int) -> None:
+        cluster.store.values.pop(cookie_key("b4"), None)
+
+    move = Move(ledger_id, "b1", "b4", 10_000)
+    rebalancer = Rebalancer(client._context.ledgers, cluster.store)
+    if when == "before":
+        await begin(cluster.store, "b4")
+    assert not await rebalancer.make(move, on_copied=copied)
     assert cluster.record(ledger_id) == before
 
 
