@@ -20,6 +20,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Literal, NoReturn
 
 import msgspec
@@ -27,7 +28,7 @@ import trio
 
 from bookie.limbo import Limbo
 from metadata.calls import DamagedPlace
-from metadata.errors import MetadataError, VersionConflict
+from metadata.errors import BadRecord, MetadataError, MetadataUnavailable, VersionConflict
 from metadata.records import (
     DamagedRun,
     UnderReplicated,
@@ -150,7 +151,9 @@ class DamageWatch:
                 await mark_for_repair(self._store, ledger_id, self._bookie_id, "damaged", runs)
             except MetadataError as error:
                 _log.warning("damage of ledger %d is marked later: %s", ledger_id, error)
-                return
+                if isinstance(error, MetadataUnavailable):
+                    return  # the other marks would wait, too
+                continue
             del self._pending[ledger_id]
             self.marked += len(entries)
 
@@ -178,14 +181,16 @@ async def mark_for_repair(
     cannot remove it. A ledger without a record is not marked: there is no other copy.
 
     Raises:
-        MetadataError: the store did not answer, or the mark cannot be decoded.
+        MetadataError: the store did not answer, or is damaged.
     """
     key = underreplicated_key(ledger_id)
     now_ms = time.time_ns() // 1_000_000
     fresh = UnderReplicated(ledger_id, reason, now_ms, [bookie_id], list(runs))
     while await store.get(ledger_key(ledger_id)) is not None:
         found = await store.get(key)
-        known = decode_underreplicated(key, found.value) if found else None
+        known = None
+        with suppress(BadRecord):  # a mark that nobody can read is overwritten, as by others
+            known = decode_underreplicated(key, found.value) if found else None
         mark = _merged(known, fresh) if known else fresh
         try:
             version = found.version if found else ABSENT

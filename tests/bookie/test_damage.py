@@ -66,6 +66,17 @@ async def test_a_mark_that_is_there_keeps_what_it_says(tmp_path: Path) -> None:
         assert mark.damaged == [DamagedRun("b1", 4, 5)]
 
 
+async def test_a_mark_that_cannot_be_read_is_put_anew(tmp_path: Path) -> None:
+    """A later version may have written it. Damage of other ledgers would wait behind it."""
+    async with ward(tmp_path) as here:
+        await here.store.put(underreplicated_key(LEDGER), b"{}")
+        assert await here.code(5) == 101
+        await here.upkeep.watch.look()
+        mark = await here.mark()
+        assert mark is not None
+        assert mark.damaged == [DamagedRun("b1", 5, 5)]
+
+
 async def test_where_the_entry_is_not_known_the_whole_ledger_is_to_be_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
