@@ -158,6 +158,7 @@ async def test_nothing_moves_to_a_bookie_that_is_decommissioned_meanwhile(
     before = cluster.record(ledger_id)
 
     def copied(_size: int) -> None:
+        assert when == "during"
         cluster.store.values.pop(cookie_key("b4"), None)
 
     move = Move(ledger_id, "b1", "b4", 10_000)
