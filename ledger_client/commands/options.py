@@ -145,9 +145,11 @@ class MomentParam(click.ParamType[int]):
         text = str(value).strip()
         if _NUMBER.fullmatch(text):
             return int(text)
-        length_s = parse_duration(text.removesuffix("ago").replace(" ", ""))
-        if length_s is not None:
-            return Ago.of(length_s)
+        length = text.removesuffix("ago").replace(" ", "")
+        if length[-1:].isalpha():  # seconds with a fraction, as date +%s.%N writes, are no length
+            length_s = parse_duration(length)
+            if length_s is not None:
+                return Ago.of(length_s)
         try:
             return nanoseconds_of(datetime.fromisoformat(text))
         except (ValueError, OverflowError):

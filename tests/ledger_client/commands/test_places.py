@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
+from ledger_client.commands.options import MomentParam
 from ledger_client.commands.places import BYS, By, PlaceOrTime, Point
 from ledger_client.topics.times import EventTime, PublishTime, Timestamp
 from metadata.time.timestamps import TIMESTAMP_MAX, compose
@@ -60,3 +61,12 @@ def test_a_number_in_another_unit_than_nanoseconds_is_no_publish_time(text: str)
         point(text).time("publish-time")
     assert point(text).time("event-time") == EventTime(int(text))
     assert point("0").time("publish-time") == PublishTime(0)
+
+
+@pytest.mark.parametrize("text", ["1714557600.123456789", "1714557600.5 ago", "2.5"])
+def test_seconds_with_a_fraction_are_not_that_many_seconds_ago(text: str) -> None:
+    """A deletion from "date +%s.%N" on would begin in 1972."""
+    for kind in (PlaceOrTime(), MomentParam()):
+        with pytest.raises(click.UsageError, match="is not a p"):
+            kind.convert(text, None, None)
+    assert point("2.5h").is_moment
