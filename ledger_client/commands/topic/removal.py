@@ -24,6 +24,9 @@ from ledger_client.topics.retention.retention import Before, Fate
 from ledger_client.topics.times import EventTime, PublishTime, Timestamp
 from metadata.outcome import confirm
 
+MS = 1_000_000
+"""Nanoseconds in a millisecond."""
+
 
 class TopicDeleted(msgspec.Struct, frozen=True):
     """The output of `topic delete --json`, after an interruption too."""
@@ -164,7 +167,7 @@ def truncate(
     be interrupted and repeated.
     """
     wanted = TruncateRequest(name, from_, to, by, partition, lane, force)
-    planned = trio.run(finish, partial(_plan, cluster, wanted))
+    wanted, planned = trio.run(finish, partial(_plan, cluster, wanted))
     if not (dry_run or yes) and planned.messages:
         _show_truncated(planned, "would be deleted", to_err=True)
         confirm("Delete them?", refused="nothing was deleted")
@@ -182,9 +185,23 @@ def truncate(
         _show_truncated(done, "would be deleted" if dry_run else "deleted", to_err=False)
 
 
-async def _plan(cluster: str, wanted: TruncateRequest) -> Truncated:
+async def _plan(cluster: str, wanted: TruncateRequest) -> tuple[TruncateRequest, Truncated]:
+    """Return what would be deleted, and what names the same messages later."""
     async with connect(cluster) as client:
-        return await _delete(client, wanted, dry_run=True, on_removed=lambda _count: None)
+        start, end = wanted.start, wanted.end
+        wanted = wanted._replace(
+            start=await _dated(client, start),
+            end=None if end is None else await _dated(client, end),
+        )
+        return wanted, await _delete(client, wanted, dry_run=True, on_removed=lambda _count: None)
+
+
+async def _dated(client: Client, point: Point) -> Point:
+    """Return a time that is relative to now by the store's clock, which also dated messages."""
+    if not isinstance(point.number, Ago):
+        return point
+    now_ms = await client._context.catalogue.now_ms()
+    return point._replace(number=now_ms * MS - point.number.length_ns)
 
 
 async def _truncate(cluster: str, wanted: TruncateRequest, planned: Truncated) -> Truncated:
@@ -231,9 +248,6 @@ def _place(partition: int, lane: int) -> str:
 
 
 # --- Purge ------------------------------------------------------------------------------
-
-
-MS = 1_000_000
 
 
 class LedgersPurged(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,10 +13,14 @@ import pytest
 import trio
 from google.protobuf import descriptor_pb2, timestamp_pb2
 from leases import grant
+from memory_cluster import memory_cluster
+from trio.testing import MockClock
 
 from ledger_client.__main__ import quire
-from ledger_client.commands.options import DurationParam, MomentParam, moment_text
+from ledger_client.commands.options import Ago, DurationParam, MomentParam, moment_text
 from ledger_client.commands.outcome import conclude
+from ledger_client.commands.places import Point
+from ledger_client.commands.topic import removal
 from metadata.groups.rows import MemberRecord, Wanted, member_key
 from metadata.outcome import Exit
 from metadata.records import (
@@ -345,6 +349,21 @@ def test_a_purge_of_what_is_so_old_reckons_by_the_stores_time(
     assert purged["ledgers"] == 1
     (purged,) = run("purge", "s/t", "--before", "3h", "--dry-run", "--json").json
     assert purged["ledgers"] == 2
+
+
+async def test_a_deletion_of_what_is_so_old_reckons_by_the_stores_time(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """What is deleted is the same in the dry run, and on a host whose clock is a day ahead."""
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        await cluster.store.now_ms()  # from now on its clock is its own
+        begin, end = Point("earliest"), Point(number=Ago.of(3600), is_moment=True)
+        monkeypatch.setattr(time, "time_ns", lambda: (NOON_MS + 24 * HOUR_MS) * 1_000_000)
+        ahead = Point(number=Ago.of(3600), is_moment=True)
+        expected = (await cluster.store.now_ms() - HOUR_MS) * 1_000_000
+        for point in (end, ahead):
+            assert abs((await removal._dated(client, point)).number - expected) < 10**9
+        assert await removal._dated(client, begin) == begin
 
 
 def test_in_a_cluster_of_one_bookie_a_topic_with_one_copy_is_warned_of(
