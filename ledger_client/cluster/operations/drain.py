@@ -1,7 +1,8 @@
 """Decommissioning: everything on a bookie moves elsewhere, then the cluster forgets it.
 
     Draining mark ──► workers move its copies ──► no record names it ──► every copy
-    (stops new entries)        (repair)                                  confirmed elsewhere
+    (stops new entries)        (repair)                                  confirmed elsewhere,
+                                                                         and it takes no more
                                                                               │
                                     cookie and mark deleted in one transaction ◄┘
 
@@ -94,6 +95,7 @@ async def drain(
     while True:
         await _wait_until_empty(store, bookie_id, on_progress)
         await _wait_until_copied(ledgers, store, bookie_id, on_progress, wait=wait)
+        await _wait_until_heard(store, bookie_id, on_progress)
         if not (await remaining(store, bookie_id)).ledgers:
             break  # no ledger came back during the check
     await _forget(store, bookie_id)
@@ -285,6 +287,21 @@ async def _wait_until_copied(
             return
         if trio.current_time() >= until:
             raise _copies_missing(bookie_id, missing, count)
+        await trio.sleep(POLL_S)
+
+
+async def _wait_until_heard(store: MetadataStore, bookie_id: str, on_progress: OnProgress) -> None:
+    """Return once the bookie takes no new entries, or is gone.
+
+    It looks for the mark at each renewal of its registration, and clients choose it until that
+    says so. A ledger to which it was added before is found by the next count.
+    """
+    while True:
+        found = (await registered(store)).get(bookie_id)
+        if found is None or found.draining:
+            return
+        waits_for = f"{bookie_id} does not say yet that it takes no new entries"
+        on_progress(DrainProgress("checking", 0, 0, waits_for=waits_for))
         await trio.sleep(POLL_S)
 
 

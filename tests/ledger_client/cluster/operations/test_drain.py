@@ -22,6 +22,7 @@ from ledger_client.cluster.operations.drain import (
 from ledger_client.errors import DrainRefused
 from metadata.errors import MetadataUnavailable
 from metadata.records import (
+    DRAINING,
     LEDGERS,
     CookieRecord,
     DamagedRun,
@@ -33,17 +34,29 @@ from metadata.records import (
     ledger_key,
     underreplicated_key,
 )
-from metadata.store import Page
+from metadata.store import Page, Versioned
 
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[MemoryCluster]:
-    """Four bookies with cookies."""
+    """Four bookies with cookies, which hear at once that they drain."""
     async with memory_cluster(4) as running:
         for name in running.bookies:
             cookie = CookieRecord(name, "i", "/journal", "/ledgers", "c")
             await running.store.put(cookie_key(name), encode_record(cookie))
+
+        def hear(key: str, value: Versioned | None) -> None:
+            if key.startswith(DRAINING) and key.removeprefix(DRAINING) in running.store.bookies:
+                say_draining(running, key.removeprefix(DRAINING), value is not None)
+
+        running.store.on_change = hear
         yield running
+
+
+def say_draining(cluster: MemoryCluster, name: str, is_on: bool) -> None:
+    """Let a bookie's registration say whether it drains."""
+    known = cluster.store.bookies[name]
+    cluster.store.bookies[name] = msgspec.structs.replace(known, draining=is_on)
 
 
 @pytest.fixture
@@ -161,6 +174,22 @@ async def test_a_bookie_that_has_nothing_goes_whatever_others_lack(
     await write(client, cluster, "b2", "b3", "b4")
     cluster.kill("b3")
     await drain(client._context.ledgers, cluster.store, "b1")
+    assert not is_known(cluster, "b1")
+
+
+async def test_a_bookie_that_has_nothing_stays_until_it_takes_nothing_more(
+    autojump_clock: MockClock, cluster: MemoryCluster, client: Client
+) -> None:
+    """Clients choose it until its registration says that it drains, a few seconds later."""
+    cluster.store.on_change = lambda _key, _value: None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(drain, client._context.ledgers, cluster.store, "b1")
+        await trio.sleep(3)
+        ledger_id = await write(client, cluster, "b1", "b2", "b3")
+        say_draining(cluster, "b1", True)
+        await trio.sleep(10)
+        assert is_known(cluster, "b1")
+        move(cluster, ledger_id, "b1", "b4")
     assert not is_known(cluster, "b1")
 
 
