@@ -104,6 +104,8 @@ class Worker:
 
     async def _begin(self, nursery: trio.Nursery) -> None:
         """Start repairs of due ledgers, in random order, up to the limit of concurrency."""
+        if self._figures is not None:
+            self._figures.copied_size = self._copier.copied_size  # of repairs under way, too
         if len(self._busy) >= self._options.concurrency:
             await self._look([])
             return
@@ -112,7 +114,6 @@ class Worker:
         self._schedule.keep_only({mark.ledger_id for mark in marks} | self._busy)
         if self._figures is not None:
             self._figures.marks = len(marks)
-            self._figures.copied_size = self._copier.copied_size
         for mark in self._chance.sample(marks, len(marks)):
             if len(self._busy) >= self._options.concurrency:
                 return

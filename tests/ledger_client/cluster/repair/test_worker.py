@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -379,6 +380,23 @@ async def test_a_worker_repairs_few_ledgers_at_once_and_no_faster_than_its_rate(
                 await trio.sleep(0.2)
         nursery.cancel_scope.cancel()
     assert trio.current_time() - began >= 8.0
+
+
+async def test_what_a_busy_worker_copies_is_told_while_it_copies(
+    autojump_clock: MockClock, cluster: MemoryCluster, client: Client
+) -> None:
+    """An alert asks whether anything is copied, and one repair may take hours."""
+    held = {"b1": [(0, 49)], "b2": []}
+    lay_out(cluster, [(0, "b1 b2")], held, last=49, size=400_000)
+    await mark(cluster)
+    options = msgspec.structs.replace(QUICK, repair_rate=1_000_000.0, concurrency=1)
+    figures = SimpleNamespace(leads=False, marks=0, repaired=0, failed=0, copied_size=0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(worker(cluster, client, options, figures=figures).run)
+        await trio.sleep(10)
+        assert mark_of(cluster) is not None
+        assert figures.copied_size > 5_000_000
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_slow_bookie_slows_the_reading_down(
