@@ -23,7 +23,7 @@ GLANCE = PanelRow(
         ),
         stat(
             "Compacted keys",
-            "Keys in all compacted sets.",
+            "Keys in all compacted sets; beyond 100, in those that were compacted longest ago.",
             "short",
             f'sum(max by(name) ({J}last_keys{{kind="compaction"}}))',
         ),

@@ -391,7 +391,7 @@ def _under_way(repairs: Sequence[RepairProgress]) -> dict[str, int]:
 
 KINDS = JOB_KINDS
 REPORTS_MAX = 100
-"""The latest reports of each kind that are published."""
+"""Reports of each kind that are published."""
 
 
 class RunningJobs(msgspec.Struct):
@@ -421,7 +421,8 @@ class JobFigures:
 
     Attributes:
         running: by kind.
-        reports: the latest of each kind and name.
+        reports: the latest of each kind and name: of replays those that ended last, of compactions
+            those that ended first, since a topic that is compacted no more is among them.
     """
 
     def __init__(self, store: MetadataStore) -> None:
@@ -460,10 +461,12 @@ class JobFigures:
             return []
         topics = Listing(self._store, TOPICS, decode_topic, unreadable=self._unreadable)
         names = {topic.uid: topic.name async for topic in topics}
-        return _latest([_of_report(names[uid], each) for uid, each in found if uid in names])
+        reports = [_of_report(names[uid], each) for uid, each in found if uid in names]
+        return _by_end(reports)[:REPORTS_MAX]
 
     async def _replays(self) -> list[JobReport]:
-        return _latest([each for each in await self._records.look() if each is not None])
+        found = await self._records.look()
+        return _by_end([each for each in found if each is not None])[-REPORTS_MAX:]
 
 
 class _Summaries(Generic[T]):
@@ -539,5 +542,5 @@ def _of_replay(record: ReplayRecord) -> JobReport:
     )
 
 
-def _latest(reports: list[JobReport]) -> list[JobReport]:
-    return sorted(reports, key=lambda report: report.at_s)[-REPORTS_MAX:]
+def _by_end(reports: list[JobReport]) -> list[JobReport]:
+    return sorted(reports, key=lambda report: report.at_s)

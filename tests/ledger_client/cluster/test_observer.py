@@ -9,6 +9,7 @@ from trio.testing import MockClock
 
 from ledger_client.cluster.observer import (
     REASONS,
+    REPORTS_MAX,
     ClusterFigures,
     JobFigures,
     JobReport,
@@ -113,6 +114,20 @@ async def test_the_last_compaction_and_replay_are_reported_by_name() -> None:
     assert figures.reports == [compaction, night]
     figures.clear()
     assert (figures.running, figures.reports) == ({}, [])
+
+
+async def test_of_many_compactions_those_of_long_ago_are_reported() -> None:
+    """An alert looks for a topic that is compacted no more."""
+    async with memory_cluster(1) as cluster:
+        for uid in range(1, REPORTS_MAX + 11):
+            name = f"s/{uid}"
+            await cluster.store.put(topic_key(name), encode_row(TopicRecord(name=name, uid=uid)))
+            report = msgspec.structs.replace(SET.report, at_ms=uid)
+            value = encode_set(msgspec.structs.replace(SET, report=report))
+            await cluster.store.put(compacted_key(uid), value)
+        figures = JobFigures(cluster.store)
+        await figures.look()
+    assert [each.name for each in figures.reports] == [f"s/{n + 1}" for n in range(REPORTS_MAX)]
 
 
 def replay(*, state: str) -> ReplayRecord:
