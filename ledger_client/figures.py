@@ -95,7 +95,8 @@ class SendFigures:
         self.batch_sizes = batch_sizes()
         self.send_times = times()
         self.roll_times = times()
-        self.failed: Counter[str] = Counter(SendUnknown=0)  # there before it happens
+        # There before they happen: nobody would see what is 1 at first grow.
+        self.failed: Counter[str] = Counter(SendUnknown=0, ProducerFenced=0, NotEnoughBookies=0)
 
     def acknowledge(self, messages: int, size: int, seconds: float, timestamp: int = 0) -> None:
         """Count a batch that is durable, *seconds* after its first message came.
@@ -118,14 +119,15 @@ class ReadFigures:
         runs: parts of batches that were handed out at once; mostly whole batches.
         gaps: places at which messages had been removed.
         outages: times that a followed lane's bookies or metadata were away, and it waited.
+        readers: open now.
         lag_s: age of the last batch when it was read, by the cluster's clock.
         given_back: messages that will be handed out again.
     """
 
-    __slots__ = ("gaps", "given_back", "lag_s", "messages", "outages", "runs", "size")
+    __slots__ = ("gaps", "given_back", "lag_s", "messages", "outages", "readers", "runs", "size")
 
     def __init__(self) -> None:
-        self.messages = self.size = self.runs = self.gaps = self.outages = 0
+        self.messages = self.size = self.runs = self.gaps = self.outages = self.readers = 0
         self.lag_s = 0.0
         self.given_back = 0
 

@@ -123,11 +123,12 @@ def _read(topics: dict[str, ReadFigures]) -> Iterator[Metric]:
         yield counter
     lag = GaugeMetricFamily(
         PREFIX + "read_lag_seconds",
-        "Age of the last batch read, when it was read, by the cluster's clock",
+        "Age of the last batch read by open readers, when it was read, by the cluster's clock",
         labels=["topic"],
     )
     for topic, figures in topics.items():
-        lag.add_metric([topic], figures.lag_s)
+        if figures.readers:  # one that has ended is not behind
+            lag.add_metric([topic], figures.lag_s)
     yield lag
 
 

@@ -100,7 +100,7 @@ class TopicFeed:
         self._scope = trio.CancelScope()
         self._options = options
         self._on_arrival = on_arrival
-        self._merged = MergedLanes(options, nursery, context.figures)
+        self._merged = MergedLanes(options, nursery, context.figures, now_ms=context.clock.now_ms)
         self._lanes = LaneSet(
             catalogue=context.catalogue,
             opener=context.opener.sharing(options.read_ahead_size, 1),
@@ -136,6 +136,8 @@ class TopicFeed:
         except LedgerError as failure:
             self._merged.fail(failure)
             self._on_arrival()
+        finally:
+            self._merged.uncount()
 
     async def begin(self, partitions: Collection[int], start: Start) -> dict[int, Places]:
         """Return the places that *start* stands for, in the lanes of each partition.

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 from calls import calls_of
+from memory_cluster import memory_cluster
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
+from trio.testing import MockClock
 
 from ledger_client.figures import OTHERS, TOPICS_MAX, Figures, Spread
 from ledger_client.metrics import ClientMetrics
@@ -65,7 +69,30 @@ def test_messages_given_back_count_once_and_no_counter_falls() -> None:
     reading.hand_out(10, HEADER, now=8.0)
     assert (reading.messages, reading.runs, reading.given_back) == (110, 2, 0)
     assert reading.size == HEADER.body_size * 110 // 100
+    assert value(registered(figures), "read_lag_seconds", topic="t/t") is None
+    reading.readers = 1
     assert value(registered(figures), "read_lag_seconds", topic="t/t") == 3.0
+
+
+async def test_what_readers_miss_is_there_before_it_happens_and_their_lag_ends_with_them(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """Nobody sees the growth of a counter that begins at 1, and who has ended is not behind."""
+    topic = {"topic": "s/t"}
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        registry = CollectorRegistry()
+        registry.register(client.metrics)
+        await client.topics.create("s/t", replication=1)
+        async with client.producer("s/t") as producer:
+            await producer.send(b"one")
+            assert value(registry, "send_errors_total", kind="ProducerFenced", **topic) == 0
+        monkeypatch.setattr(time, "time", lambda: 0.0)  # this host's clock is decades behind
+        async with client.reader("s/t") as reader:
+            assert value(registry, "read_gaps_total", **topic) == 0
+            assert (await anext(reader)).value == b"one"
+            assert 0 <= (value(registry, "read_lag_seconds", **topic) or 0) < 60
+        assert value(registry, "read_lag_seconds", **topic) is None
+        assert value(registry, "read_messages_total", **topic) == 1
 
 
 def test_topics_beyond_a_number_count_together() -> None:

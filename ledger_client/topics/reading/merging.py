@@ -20,7 +20,6 @@ stops holding back the others; its later messages come at once, after their time
 from __future__ import annotations
 
 import math
-import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
@@ -30,13 +29,14 @@ import trio
 
 from ledger_client.background import OneTaker
 from ledger_client.errors import Gap, LedgerError, ReaderClosed
-from ledger_client.figures import Figures
+from ledger_client.figures import Figures, ReadFigures
 from ledger_client.topics.messages import MergedBatch, MessageRange
 from ledger_client.topics.positions import LaneRef, Place
 from ledger_client.topics.reading.cursor import LaneCursor
 from ledger_client.topics.reading.lane_ranges import LaneRange
 from ledger_client.topics.reading.options import ReadOptions
 from ledger_client.topics.reading.outages import Outages
+from metadata.clock import host_wall_ms
 
 GAPS_KEPT = 100
 BATCHES_PER_CHECKPOINT = 16
@@ -200,7 +200,14 @@ class MergedLanes:
     message.
     """
 
-    def __init__(self, options: ReadOptions, nursery: trio.Nursery, figures: Figures) -> None:
+    def __init__(
+        self,
+        options: ReadOptions,
+        nursery: trio.Nursery,
+        figures: Figures,
+        *,
+        now_ms: Callable[[], int] = host_wall_ms,
+    ) -> None:
         self.gaps: list[Gap] = []
         """The last GAPS_KEPT gaps that were skipped."""
         self.order: ReadOrder = Arrival()
@@ -208,6 +215,9 @@ class MergedLanes:
         self._options = options
         self._nursery = nursery
         self._figures = figures
+        self._counted: dict[str, ReadFigures] = {}
+        """by topic: where it counts as an open reader, until uncount()"""
+        self._now_ms = now_ms
         self._open: OpenCursor | None = None
         self._cursors: list[LaneCursor] = []
         self._ranges: dict[LaneRef, LaneRange] = {}
@@ -292,7 +302,7 @@ class MergedLanes:
             self.order.take_back(batch)
 
     def _count(self, ranges: Sequence[MessageRange]) -> None:
-        now = time.time()
+        now = self._now_ms() / 1000
         for each in ranges:
             figures = self._figures.reading(each.batch.lane.topic)
             figures.hand_out(each.stop - each.start, each.batch.header, now=now)
@@ -311,6 +321,13 @@ class MergedLanes:
         """Let every call raise ReaderClosed from now on, also those that wait."""
         self.fail(ReaderClosed())
         self._caught_up.set()
+        self.uncount()
+
+    def uncount(self) -> None:
+        """Let it be no open reader any more in the figures."""
+        for figures in self._counted.values():
+            figures.readers -= 1
+        self._counted = {}
 
     @property
     def is_closed(self) -> bool:
@@ -429,6 +446,9 @@ class MergedLanes:
     def _read(self, chosen: LaneRange) -> None:
         assert self._open is not None, "begin() comes first"
         cursor = self._open(chosen)
+        if cursor.lane.topic not in self._counted:
+            figures = self._counted[cursor.lane.topic] = self._figures.reading(cursor.lane.topic)
+            figures.readers += 1
         self._ranges[cursor.lane] = chosen
         self._cursors = sorted([*self._cursors, cursor], key=lambda each: each.rank)
         self._nursery.start_soon(cursor.run)

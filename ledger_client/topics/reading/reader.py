@@ -421,7 +421,7 @@ async def open_reader(
     if options.is_as_of:
         options = await _until_moment(context, records, options)
     async with Background() as nursery:
-        merged = MergedLanes(options, nursery, context.figures)
+        merged = MergedLanes(options, nursery, context.figures, now_ms=context.clock.now_ms)
         lanes = LaneSet(
             catalogue=context.catalogue,
             opener=context.opener,

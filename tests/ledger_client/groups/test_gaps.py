@@ -31,10 +31,10 @@ async def client(autojump_clock: MockClock) -> AsyncIterator[Client]:
         yield client
 
 
-def gaps(client: Client) -> float | None:
+def told(client: Client, name: str) -> float | None:
     registry = CollectorRegistry()
     registry.register(client.metrics)
-    return registry.get_sample_value("quire_client_read_gaps_total", {"topic": ORDERS})
+    return registry.get_sample_value(f"quire_client_{name}", {"topic": ORDERS})
 
 
 async def test_a_member_gets_a_gap_once_and_goes_on_after_it(
@@ -54,9 +54,11 @@ async def test_a_member_may_skip_gaps_which_are_counted(
     client: Client, autojump_clock: MockClock
 ) -> None:
     """TD-73."""
-    before = gaps(client) or 0
+    before = told(client, "read_gaps_total") or 0
+    assert told(client, "read_lag_seconds") is None
     async with client.consumer(ORDERS, group="billing", on_gap="skip") as consumer:
         values = await rest(consumer)
+        assert told(client, "read_lag_seconds") is not None
     assert values[-1] == 13
     assert values[0] > 3
-    assert gaps(client) == before + 1
+    assert told(client, "read_gaps_total") == before + 1
