@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -68,9 +68,9 @@ def monitoring(
 ) -> None:
     """Write configuration for Prometheus and Grafana to DIR.
 
-    It contains dashboards, alerts and scrape targets. Targets are the bookies registered now;
-    run it again after adding some. Files in DIR are overwritten, except for
-    targets/clients.json, which only --client replaces.
+    It contains dashboards, alerts and scrape targets. Targets are the bookies registered now,
+    and those of the former run that are down; run it again after adding some. Files in DIR are
+    overwritten, except for targets/clients.json, which only --client replaces.
 
     Prints the commands that start both programs.
     """
@@ -80,18 +80,20 @@ def monitoring(
 async def _write(
     folder: Path, files: Sequence[Path], clients: Sequence[str], prometheus: str, cluster: str
 ) -> None:
-    bookies: list[BookieRecord] = []
+    bookies, lost = list[BookieRecord](), list[str]()
     if not files:
         async with connect(cluster) as client:
-            bookies = await client.cluster.bookies()
+            bookies, lost = await client.cluster.bookies(), (await client.cluster.status()).lost
     _copy_all(folder, {FOLDER_MARK: str(folder), PROMETHEUS: prometheus, **_scraped(files)})
     (folder / "targets").mkdir(exist_ok=True)
     if not files:
-        _put_targets(folder / TARGETS, map(_target, filter(_has_page, bookies)))
+        targets = [*map(_target, filter(_has_page, bookies)), *_kept(folder / TARGETS, lost)]
+        _put_targets(folder / TARGETS, targets)
+        lost = sorted({*lost} - {each.labels.get("bookie") for each in targets})
     known = folder / "targets" / "clients.json"
     if clients or not known.exists():
         _put_targets(known, [ScrapeTarget([client]) for client in clients])
-    _show(folder, [bookie.bookie_id for bookie in bookies if not _has_page(bookie)])
+    _show(folder, [bookie.bookie_id for bookie in bookies if not _has_page(bookie)], lost)
 
 
 def _copy_all(folder: Path, replaced: dict[str, str]) -> None:
@@ -130,11 +132,27 @@ def _target(bookie: BookieRecord) -> ScrapeTarget:
     return ScrapeTarget([f"{host}:{bookie.metrics_port}"], {"bookie": bookie.bookie_id})
 
 
+def _kept(path: Path, lost: Collection[str]) -> list[ScrapeTarget]:
+    """Return the targets of lost bookies in a file of an earlier run.
+
+    Without them the alert that such a bookie is down would end, and it would not be scraped when
+    it is back.
+    """
+    try:
+        known = msgspec.json.decode(path.read_bytes(), type=list[ScrapeTarget])
+    except (FileNotFoundError, msgspec.DecodeError):
+        return []
+    return [each for each in known if each.labels.get("bookie") in lost]
+
+
 def _put_targets(path: Path, targets: Iterable[ScrapeTarget]) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(list(targets))) + b"\n")
 
 
-def _show(folder: Path, pageless: Sequence[str]) -> None:
+def _show(folder: Path, pageless: Sequence[str], lost: Sequence[str]) -> None:
+    if lost:
+        warning = f"quire: not scraped, as they are down: {', '.join(lost)} (then run this again)"
+        click.echo(warning, err=True)
     if pageless:
         names = ", ".join(pageless)
         warning = f"quire: not scraped, as they serve no metrics: {names} (set metrics_port)"

@@ -4,6 +4,8 @@ import json
 import re
 import socket
 import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -12,10 +14,12 @@ import trio
 from click.testing import CliRunner
 from memory_cluster import memory_cluster
 
+from ledger_client import Client
 from ledger_client.commands import monitoring
 from ledger_client.commands.metrics_page import metrics_page
 from ledger_client.commands.monitoring import PROMETHEUS, _put_targets, _target
 from metadata.outcome import CommandFailed
+from metadata.records import CookieRecord, cookie_key, encode_record
 
 
 def written(folder: Path, *words: str) -> str:
@@ -88,9 +92,39 @@ async def test_registered_bookies_are_targets_by_host_and_page(tmp_path: Path) -
     assert not monitoring._has_page(bookies[1])
 
 
-def test_a_bookie_without_a_page_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    monitoring._show(Path("/m"), ["b7"])
-    assert "b7" in capsys.readouterr().err
+def test_bookies_that_are_not_scraped_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    monitoring._show(Path("/m"), ["b7"], ["b8", "b9"])
+    told = capsys.readouterr().err
+    assert "no metrics: b7" in told
+    assert "down: b8, b9" in told
+
+
+async def test_a_bookie_that_is_down_stays_a_target_until_it_is_decommissioned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The alert about it would end, and nobody would see it when it is back."""
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        leases = cluster.store.bookies
+        for number, name in enumerate(cluster.bookies):
+            cookie = CookieRecord(name, "i", "/journal", "/ledgers", "c")
+            await cluster.store.put(cookie_key(name), encode_record(cookie))
+            leases[name] = msgspec.structs.replace(leases[name], metrics_port=number + 1)
+
+        @asynccontextmanager
+        async def connected(_cluster: str) -> AsyncIterator[Client]:
+            yield client
+
+        async def targets() -> list[str]:
+            await monitoring._write(tmp_path, (), (), PROMETHEUS, "")
+            told = json.loads((tmp_path / "targets/bookies.json").read_text())
+            return sorted(each["labels"]["bookie"] for each in told)
+
+        monkeypatch.setattr(monitoring, "connect", connected)
+        assert await targets() == ["b1", "b2", "b3"]
+        del leases["b2"]
+        assert await targets() == ["b1", "b2", "b3"]
+        cluster.store.values.pop(cookie_key("b2"))
+        assert await targets() == ["b1", "b3"]
 
 
 def get(url: str) -> str:
