@@ -132,6 +132,7 @@ TIME = PanelRow(
             "before was ahead; timestamps wait for it.",
             "s",
             (f"{B}clock_lag_seconds", "{{bookie}}"),
+            minimum=None,
         ),
         graph(
             "Windows stored, and jumps of the clock",
@@ -211,7 +212,7 @@ REPAIR = PanelRow(
             "Damage found",
             "Places where bookies found corrupted bytes on their disks.",
             "none",
-            (f"{B}damages_total + {B}scrub_damages_total", "{{bookie}}"),
+            (f"{B}damages_total", "{{bookie}}"),
         ),
     ),
 )

@@ -35,6 +35,8 @@ class Panel(NamedTuple):
     kind: Literal["timeseries", "stat"] = "timeseries"
     stacked: bool = False
     decimals: int | None = None
+    minimum: float | None = 0
+    """of the axis; `None`: the least value, also below 0"""
     maximum: float | None = None
 
 
@@ -168,7 +170,8 @@ def _field(panel: Panel) -> Json:
         field["color"] = {"mode": "fixed", "fixedColor": "text"}
         field["mappings"] = []
     else:
-        field["min"] = 0
+        if panel.minimum is not None:
+            field["min"] = panel.minimum
         field["custom"] = {
             "drawStyle": "line",
             "lineWidth": 1,
