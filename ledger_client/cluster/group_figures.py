@@ -80,7 +80,8 @@ class GroupObserver:
     async def look(self) -> None:
         """Look at all groups that are published.
 
-        Topics whose lag cannot be read, as with a lost entry, keep their figures.
+        A lane whose lag cannot be read, as with a lost entry, counts as it did, and not at all if
+        it was never read. If none can, the topic keeps its figures.
 
         Raises:
             MetadataUnavailable: the store did not answer in time; all figures stay.
@@ -140,7 +141,8 @@ class GroupObserver:
         spans: Spans,
         before: Mapping[tuple[str, int, int, int], _Known],
     ) -> TopicLag:
-        messages, oldest_ms = 0, list[int]()
+        messages, counted, oldest_ms = 0, 0, list[int]()
+        failure: LedgerError | None = None
         for lane, end in spans:
             at = lane.lane.partition, lane.lane.lane
             part = Part(uid, at[0])
@@ -148,11 +150,23 @@ class GroupObserver:
             held = held_in(shares.get((part, at[1]), ()), place)
             known = before.get((group, uid, *at))
             if known is None or known[:3] != (place, end, held):
-                left = await backlog(lane, self._context.opener, place, end, held)
-                known = _Known(place, end, held, left)
+                try:
+                    left = await backlog(lane, self._context.opener, place, end, held)
+                    known = _Known(place, end, held, left)
+                except MetadataUnavailable:
+                    raise
+                except LedgerError as error:
+                    failure = error
+            if known is None:
+                continue
             self._known[group, uid, *at] = known
+            counted += 1
             messages += known.backlog.messages
             if known.backlog.sent_ms is not None:
                 oldest_ms.append(known.backlog.sent_ms)
+        if failure is not None:
+            if not counted:
+                raise failure
+            _log.debug("cannot look at all lag of group %s: %s", group, failure)
         lag_s = max(self._now_ms - min(oldest_ms), 0) / 1000 if oldest_ms else 0.0
         return TopicLag(messages, lag_s)

@@ -231,6 +231,42 @@ async def test_a_group_whose_lag_cannot_be_read_keeps_its_figures_and_others_get
         assert watch.value("lag_messages", "audit", topic="shop/other") == 3
 
 
+async def test_a_lane_whose_lag_cannot_be_read_does_not_hide_that_of_others(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One entry may be lost for good, and the alert on groups that are behind is still needed."""
+    lost = True
+
+    async def look(
+        lane: KnownLane, opener: LedgerOpener, place: Place, end: Place, held: Held
+    ) -> Backlog:
+        if lost and lane.lane.partition == 0:
+            raise EntryLost(ledger_id=1, entry_id=2, reasons={})
+        return await backlog(lane, opener, place, end, held)
+
+    async def put(count: int) -> None:
+        for partition in range(2):
+            async with watch.client.producer(ORDERS) as producer:
+                for number in range(count):
+                    await producer.send(b"%d" % number, partition=partition)
+
+    monkeypatch.setattr(group_figures, "backlog", look)
+    async with watched() as watch:
+        await put(1)
+        await watch.client.groups.commit("billing", await watch.client.topics.ends(ORDERS))
+        await put(3)
+        await trio.sleep(2 * LOOK_S)
+        assert watch.value("lag_messages", topic=ORDERS) == 3
+        lost = False
+        await trio.sleep(2 * LOOK_S)
+        assert watch.value("lag_messages", topic=ORDERS) == 6
+        lost = True
+        await put(1)
+        await trio.sleep(60 * LOOK_S)
+        assert watch.value("lag_messages", topic=ORDERS) == 7
+        assert (watch.value("lag_seconds", topic=ORDERS) or 0) > 60 * LOOK_S
+
+
 async def test_an_age_that_cannot_be_read_leaves_the_lag_as_it_is(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
