@@ -40,6 +40,8 @@ class FoundLanes(NamedTuple):
     lanes: Sequence[KnownLane]
     first: int = 0
     """by timestamp: no tick up to this one matters to them"""
+    looks: int = 0
+    """how often the topic was looked at before they were listed"""
 
 
 class OrderOfTicks(Protocol):
@@ -221,10 +223,10 @@ class TopicFeed:
 
     async def look_up(self, places: Mapping[int, Places]) -> FoundLanes:
         """Return what is to be known before these partitions are read. Raises LedgerError."""
+        looks = self._watch.looks
         lanes = await self.known()
-        if self._ticks is None:
-            return FoundLanes(lanes)
-        return FoundLanes(lanes, await self._ticks.first(places, lanes))
+        first = 0 if self._ticks is None else await self._ticks.first(places, lanes)
+        return FoundLanes(lanes, first, looks)
 
     def move(self, moved: Mapping[int, Places], found: FoundLanes) -> None:
         """Go on from other places in these partitions, which are read already."""
@@ -254,6 +256,8 @@ class TopicFeed:
             if is_more and self._taken is not None:
                 first = min(first, self._taken.tick_before)
             self._ticks.begin(first)
+        if found.looks != self._watch.looks:  # a lane may have appeared after they were listed
+            self._watch.look_again()
         self._on_arrival()
 
     async def read(self, partition: int, lane: int, begin: Place, end: Place) -> list[MessageRange]:

@@ -32,7 +32,7 @@ class TopicWatch:
         look: called when there may be a new lane, or the topic's record changed.
 
     Attributes:
-        looks: how often it was called.
+        looks: rises when it is called, and when it has returned.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class TopicWatch:
                     await self._look()
                 except MetadataUnavailable:
                     self._look_soon()
+                self.looks += 1
         finally:
             watches.unsubscribe(self._prefix, self)
             watches.unsubscribe(self._key, self)
