@@ -151,8 +151,11 @@ class PublishTime(_PublishTime):
         return True
 
     def is_in(self, row: LaneLedger) -> bool:
-        """True if a closed ledger can hold a batch made at this time or later."""
-        return row.closed_ms == 0 or row.closed_ms >= self.ms
+        """True if a closed ledger can hold a batch made at this time or later.
+
+        Its times are those of two processes: who wrote it, and who closed it. CLOCKS_APART_MS.
+        """
+        return row.closed_ms == 0 or row.closed_ms + CLOCKS_APART_MS >= self.ms
 
     def is_before(self, row: LaneLedger) -> bool:
         """Always false: batches can be older than their ledger."""

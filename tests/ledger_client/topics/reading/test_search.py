@@ -195,6 +195,22 @@ async def test_publish_times_are_found(autojump_clock: MockClock) -> None:
             assert [m.id for m in found] == expected
 
 
+async def test_publish_times_are_found_where_a_clock_that_is_behind_closed_the_ledger(
+    autojump_clock: MockClock,
+) -> None:
+    """A truncation up to such a time would delete messages that were published later."""
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        lane = LaidTopic(cluster, client).lane()
+        for number in range(3):
+            async with lane.write() as writer:
+                writer.created_ms = 300_000 * number + 50_000
+                await writer.send(said([f"{number}"]))
+                writer.created_ms -= 20_000
+        for laid in lane.messages:
+            found = await read(client, start=PublishTime(laid.created_ms))
+            assert found[0].id == laid.id
+
+
 async def test_one_ledger_is_opened_and_few_of_its_entries_are_read(
     autojump_clock: MockClock,
 ) -> None:
