@@ -11,9 +11,9 @@ import trio
 
 from ledger_client.client import connect
 from ledger_client.commands import options
-from ledger_client.commands.options import DurationParam
+from ledger_client.commands.options import Ago, DurationParam
 from ledger_client.commands.outcome import finish
-from ledger_client.commands.places import MomentOfRead
+from ledger_client.commands.places import MomentOfRead, timestamp_of
 from ledger_client.commands.progress import show_entries
 from ledger_client.commands.tables import count, moment_of_ms, partition_text, show, table
 from ledger_client.topics.cuts import TIMEOUT_S, CutInfo
@@ -57,7 +57,7 @@ class CutRequest(NamedTuple):
     cluster: str
     name: str
     topics: tuple[str, ...]
-    at: Timestamp | None
+    at: Timestamp | Ago | None
     loose: bool
     timeout_s: float
 
@@ -92,7 +92,7 @@ def create(
     *,
     name: str,
     topics: tuple[str, ...],
-    at: Timestamp | None,
+    at: Timestamp | Ago | None,
     loose: bool,
     timeout_s: float,
     cluster: str,
@@ -122,7 +122,7 @@ async def _create(request: CutRequest) -> CutInfo:
             return await client.cuts.create(
                 request.name,
                 request.topics,
-                at=request.at,
+                at=await timestamp_of(client, request.at),
                 loose=request.loose,
                 timeout_s=request.timeout_s,
                 on_progress=lambda _count: advance(1),

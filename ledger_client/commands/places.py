@@ -7,7 +7,8 @@ from typing import Literal, NamedTuple
 
 import click
 
-from ledger_client.commands.options import MomentParam
+from ledger_client.client import Client
+from ledger_client.commands.options import Ago, MomentParam
 from ledger_client.message_id import MessageId
 from ledger_client.topics.catalogue import TopicInfo
 from ledger_client.topics.positions import Position
@@ -94,25 +95,38 @@ class PlaceOrTime(click.ParamType[Point]):
             self.fail(f"{value!r} is not a place; {forms}", param, ctx)
 
 
-class MomentOfRead(click.ParamType[Timestamp]):
-    """Parses a timestamp of the cluster, or a time."""
+class MomentOfRead(click.ParamType[Timestamp | Ago]):
+    """Parses a timestamp of the cluster, or a time. timestamp_of() dates one so long ago."""
 
     name = "moment"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Timestamp:
+    ) -> Timestamp | Ago:
         """Parse a number as a timestamp, and all else as a time."""
-        if isinstance(value, Timestamp):
+        if isinstance(value, Timestamp | Ago):
             return value
         text = str(value).strip()
         try:
             if text.isascii() and text.isdigit():
                 split(int(text))
                 return Timestamp(int(text))
-            return Timestamp(compose(MomentParam().convert(text, param, ctx) // NS_PER_MS))
+            moment = MomentParam().convert(text, param, ctx)
+            return moment if isinstance(moment, Ago) else Timestamp(compose(moment // NS_PER_MS))
         except ValueError as wrong:
             self.fail(str(wrong), param, ctx)
+
+
+async def timestamp_of(client: Client, moment: Timestamp | Ago | None) -> Timestamp | None:
+    """Return a moment so long ago by the cluster's time, which this host's clock may be far from.
+
+    Raises:
+        LedgerError: nobody hands out timestamps now.
+    """
+    if not isinstance(moment, Ago):
+        return moment
+    now = split((await client.timestamps.allocate()).first)
+    return Timestamp(compose(max(now.physical_ms - moment.length_ns // NS_PER_MS, 0)))
 
 
 class ReadRange(NamedTuple):

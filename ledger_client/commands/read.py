@@ -16,6 +16,7 @@ from ledger_client.client import connect
 from ledger_client.commands import options
 from ledger_client.commands.forms import FORMS, MessageFields, form_of, json_of, text_of
 from ledger_client.commands.metrics_page import metrics_page, metrics_port
+from ledger_client.commands.options import Ago
 from ledger_client.commands.outcome import finish
 from ledger_client.commands.patience import Patience
 from ledger_client.commands.places import (
@@ -26,6 +27,7 @@ from ledger_client.commands.places import (
     Point,
     ReadRange,
     kind_of_time,
+    timestamp_of,
 )
 from ledger_client.commands.streams import put
 from ledger_client.commands.templates import Template
@@ -143,7 +145,7 @@ def read(
     to: Point | None,
     before: Point | None,
     by: By | None,
-    moment: Timestamp | None,
+    moment: Timestamp | Ago | None,
     latest: bool,
     limit: int | None,
     skip_gaps: bool,
@@ -190,10 +192,9 @@ def read(
     settings["partitions"] = settings["partitions"] or None
     if moment is not None or settings["consistency"] is not None:
         settings["order"] = "timestamp"
-    settings["as_of"] = moment
     lanes = settings["lanes"] or ()
     settings["lanes"] = [int(lane) if str(lane).isdecimal() else lane for lane in lanes] or None
-    request = ReadRequest(cluster, topics, span, form, limit, metrics_port)
+    request = ReadRequest(cluster, topics, span, moment, form, limit, metrics_port)
     trio.run(finish, partial(_show_latest if latest else _read, request, settings))
 
 
@@ -219,6 +220,7 @@ class ReadRequest(NamedTuple):
     cluster: str
     topics: tuple[str, ...]
     span: ReadRange
+    moment: Timestamp | Ago | None
     form: str | Template
     limit: int | None
     metrics_port: int
@@ -235,6 +237,7 @@ async def _read(order: ReadRequest, settings: ReadSettings) -> None:
             with patience.waiting():
                 by = span.by or await kind_of_time(client.topics.info, topics, span)
                 settings |= span.settings(by)
+                settings["as_of"] = await timestamp_of(client, order.moment)
                 reader = await stack.enter_async_context(client.reader(topics, **settings))
                 decoded = topics if order.form in {"json", "arrow"} else ()
                 fields = MessageFields([await client.topics.info(name) for name in decoded])
@@ -300,7 +303,7 @@ async def _show_latest(order: ReadRequest, settings: ReadSettings) -> None:
                 partitions=settings["partitions"],
                 consistency=settings["consistency"] or "strong",
                 staleness_s=settings["staleness_s"],
-                as_of=settings["as_of"],
+                as_of=await timestamp_of(client, order.moment),
                 on_gap=settings["on_gap"],
             )
         messages = sorted(state.messages.values(), key=lambda message: message.timestamp)

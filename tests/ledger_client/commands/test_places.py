@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import time
+
 import click
 import pytest
+from memory_cluster import memory_cluster
+from trio.testing import MockClock
 
 from ledger_client.commands.options import MomentParam
-from ledger_client.commands.places import BYS, By, PlaceOrTime, Point
+from ledger_client.commands.places import (
+    BYS,
+    By,
+    MomentOfRead,
+    PlaceOrTime,
+    Point,
+    timestamp_of,
+)
 from ledger_client.topics.times import EventTime, PublishTime, Timestamp
-from metadata.time.timestamps import TIMESTAMP_MAX, compose
+from metadata.time.timestamps import TIMESTAMP_MAX, compose, split
 
 DAY = "2024-05-01T00:00:00.0005Z"
 DAY_MS = 1_714_521_600_000
@@ -61,6 +72,22 @@ def test_a_number_in_another_unit_than_nanoseconds_is_no_publish_time(text: str)
         point(text).time("publish-time")
     assert point(text).time("event-time") == EventTime(int(text))
     assert point("0").time("publish-time") == PublishTime(0)
+
+
+async def test_a_moment_so_long_ago_is_reckoned_by_the_clusters_timestamps(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a host whose clock is behind, a cut would be of another moment."""
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        cluster.lead("b1", has_ticks=True)
+        monkeypatch.setattr(time, "time_ns", lambda: 10**18)
+        asked = MomentOfRead().convert("5min", None, None)
+        now_ms = split((await client.timestamps.allocate()).first).physical_ms
+        found = await timestamp_of(client, asked)
+        assert found is not None
+        assert 0 <= split(found.value).physical_ms - (now_ms - 300_000) < 60_000
+        assert await timestamp_of(client, None) is None
+        assert await timestamp_of(client, found) is found
 
 
 @pytest.mark.parametrize("text", ["1714557600.123456789", "1714557600.5 ago", "2.5"])
