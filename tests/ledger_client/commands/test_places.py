@@ -79,7 +79,7 @@ async def test_a_moment_so_long_ago_is_reckoned_by_the_clusters_timestamps(
 ) -> None:
     """On a host whose clock is behind, a cut would be of another moment."""
     async with memory_cluster(1) as cluster, cluster.client() as client:
-        cluster.lead("b1", has_ticks=True)
+        cluster.lead("b1", has_ticks=True, wall_ms=lambda: 2 * 10**12)
         monkeypatch.setattr(time, "time_ns", lambda: 10**18)
         asked = MomentOfRead().convert("5min", None, None)
         now_ms = split((await client.timestamps.allocate()).first).physical_ms
