@@ -27,10 +27,11 @@ from bookie.config import BookieConfig
 from bookie.durable import make_folder, replace_file, sync_folder
 from bookie.errors import BookieError
 from bookie.limbo import FILE_NAME as LIMBO
+from bookie.security import FILE_NAME as SECURED
 from metadata.records import CookieRecord
 
 FILE_NAME = "cookie.json"
-_NOT_DATA = {FILE_NAME, f"{FILE_NAME}.new", "lock", "lost+found", LIMBO}
+_NOT_DATA = {FILE_NAME, f"{FILE_NAME}.new", "lock", "lost+found", LIMBO, SECURED}
 Role = Literal["journal", "ledgers"]
 Fault = Literal["emptied", "foreign", "moved", "unknown", "serving"]
 

@@ -42,7 +42,7 @@ from bookie.metrics import BookieMetrics
 from bookie.own_address import check_alone, doubt_of, with_port
 from bookie.pages import Page, Pages
 from bookie.registration import Registration
-from bookie.security import Security, read_security
+from bookie.security import Security, note_secured, read_security
 from bookie.server import Server
 from bookie.stall import StallWatch, raise_stall
 from bookie.status import BookieState, Life, Status
@@ -160,6 +160,7 @@ class _Bookie:
             metrics_port = await self._open_pages(nursery)
             self._enter(BookieState.INITIALIZATION)
             cookie = await check_cookie(self._config, self._store)
+            await trio.to_thread.run_sync(note_secured, self._config)
             await notice_amnesia(self._config, self._store, cookie.bookie_id)
             self._enter(BookieState.SYNCING)
             async with self._storage() as storage:

@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from bookie.config import BookieConfig
+from bookie.durable import replace_file
 from bookie.errors import BookieError
 from bookie.users import Users
 from metadata.access import Access, Login
@@ -29,6 +30,8 @@ from metadata.access import Access, Login
 FOLDER = "security"
 CERTIFICATE, KEY, CLIENTS = "certificate.pem", "key.pem", "clients.pem"
 USERS, AUTHORITIES, LOGIN = "users", "ca.pem", "login"
+FILE_NAME = "secured"
+"""In the ledger folder, once the bookie has served with a security folder."""
 
 
 class Security(msgspec.Struct, frozen=True):
@@ -69,7 +72,7 @@ def read_security(config: BookieConfig) -> Security:
         )
     folder = folder_of(config)
     if not folder.exists():
-        _check_absent(folder)
+        _check_absent(folder, Path(config.ledger_folder))
         return Security()
     _check_links(folder)
     context = _read_context(folder)
@@ -79,7 +82,17 @@ def read_security(config: BookieConfig) -> Security:
     return Security(context, users, _read_access(folder, tls=context is not None, login=login))
 
 
-def _check_absent(folder: Path) -> None:
+def note_secured(config: BookieConfig) -> None:
+    """Remember in the ledger folder that there is a security folder. Blocks for two syncs at first.
+
+    Raises OSError.
+    """
+    path = Path(config.ledger_folder) / FILE_NAME
+    if folder_of(config).exists() and not path.exists():
+        replace_file(path, b"")
+
+
+def _check_absent(folder: Path, ledger_folder: Path) -> None:
     """Raise BookieError if the folder is missing because its disk or its link's target is."""
     if folder.is_symlink():
         raise BookieError(f"{folder}: a link to {folder.readlink()}, which is missing")
@@ -87,6 +100,11 @@ def _check_absent(folder: Path) -> None:
         raise BookieError(
             f"{folder.parent}: missing; it may hold the folder {FOLDER!r}, which says who may "
             "call. Mount it, or make it to let anybody call"
+        )
+    if (ledger_folder / FILE_NAME).exists():
+        raise BookieError(
+            f"{folder}: missing, but this bookie had it before. Mount its disk; or, to let anybody "
+            f"call from now on, remove {ledger_folder / FILE_NAME}"
         )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import trio
 
-from bookie import cookie_file, limbo, lock, mark
+from bookie import cookie_file, limbo, lock, mark, security
 from bookie.config import BookieConfig
 from bookie.cookie_file import CookieRefused
 from metadata.records import cookie_key
@@ -24,7 +24,7 @@ _DATA = re.compile(
     r"|[0-9a-f]{8}\.(log|index|index\.tmp|dead)"
     r"|(lastMark|cookie\.json)\.new"
 )
-_DATA_NAMES = {limbo.FILE_NAME, mark.FILE_NAME}
+_DATA_NAMES = {limbo.FILE_NAME, mark.FILE_NAME, security.FILE_NAME}
 _KEPT_NAMES = {lock.FILE_NAME, "lost+found"}
 
 

@@ -14,7 +14,9 @@ from running import ask, connected, known, page, registered, running
 from bookie.daemon import run_bookie
 from bookie.errors import BookieError
 from bookie.storage import Storage
+from bookie.users import secret_of, write_users
 from metadata import calls
+from metadata.access import Login
 from metadata.errors import MetadataUnavailable
 from metadata.records import BOOKIES
 from metadata.sqlite import SqliteStore
@@ -166,6 +168,27 @@ async def test_a_bookie_that_refuses_to_start_says_why(tmp_path: Path) -> None:
         with pytest.raises(BookieError, match="lastMark"):
             await run_bookie(config, store)
         assert await registered(store) == []
+
+
+async def test_a_bookie_that_had_users_does_not_start_without_its_folder(tmp_path: Path) -> None:
+    """The disk of the data folder is not mounted, and journal and ledgers are on others."""
+    config = settings(tmp_path, data_folder=str(tmp_path / "data"))
+    folder = tmp_path / "data" / "security"
+    folder.mkdir(parents=True)
+    write_users(folder / "users", {"ann": secret_of(Login("ann", "secret"))})
+    (folder / "login").write_text("ann:secret")
+    async with open_store(config.metadata) as store:
+        await known(store, 1)
+        async with running(config, store):
+            pass
+        folder.rename(tmp_path / "elsewhere")
+        with pytest.raises(BookieError, match="Mount its disk") as refused:
+            await run_bookie(config, store)
+        assert str(folder) in str(refused.value)
+        assert await registered(store) == []
+        await trio.Path(str(refused.value).rpartition("remove ")[2]).unlink()
+        async with running(config, store) as ready, connected(ready.address) as peer:
+            assert (await peer.ask(v2.ADD_HELLO)).code == 0
 
 
 async def test_a_taken_port_is_named(tmp_path: Path) -> None:
