@@ -302,8 +302,10 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
     autorecovery: Annotated[
         bool,
         Setting(
-            "Take part in repair: lead it when elected, and help to copy entries that have too\n"
-            "few copies left. Turn it off while several bookies are down on purpose.",
+            "Lead the cluster when elected, and help to copy entries that have too few copies\n"
+            "left. With this off on all bookies nobody leads: there are no groups, timestamps,\n"
+            "repair or retention. A bookie in limbo stays in it. To keep copies from being made\n"
+            "while bookies are down on purpose, raise lost_after_s instead.",
             choices=SWITCH,
             section="Repair",
         ),

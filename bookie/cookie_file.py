@@ -16,6 +16,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -112,6 +113,25 @@ def _look_into(path: Path, role: Role) -> Folder:
     names = {entry.name for entry in path.iterdir()} if path.exists() else set()
     cookie = read_cookie(path) if FILE_NAME in names else None
     return Folder(path, role, cookie, has_data=bool(names - _NOT_DATA))
+
+
+def check_user(config: BookieConfig) -> None:
+    """Refuse to work as root on the files of a bookie that runs as another user. Blocks.
+
+    That bookie could not open the files that are made here.
+
+    Raises:
+        BookieError: the cookie in a folder belongs to another user.
+    """
+    if os.geteuid() != 0:
+        return
+    for folder in (Path(config.journal_folder), Path(config.ledger_folder)):
+        path = folder / FILE_NAME
+        if path.exists() and (owner := path.stat().st_uid):
+            raise BookieError(
+                f"{folder}: its bookie runs as another user, who could not open what root makes "
+                f"there; run this as that user: sudo -u '#{owner}' ..."
+            )
 
 
 def read_cookie(folder: Path) -> Cookie:

@@ -1,12 +1,14 @@
 """Folders, and small files that are replaced as a whole and survive a crash at any point.
 
-Only the bookie's own user may read them, unless the caller passes another mode.
+Only the bookie's own user may read them, unless the caller passes another mode. Root may make them
+for a bookie of another user, so they belong to who owns the folder that they are in.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -22,6 +24,7 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o600) -> None:
     fresh = path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        _give(path.parent, file.fileno())
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -35,7 +38,11 @@ def make_folder(folder: Path) -> None:
     Only the owner may read a new folder.
     """
     made = [each for each in folder.parents if not each.exists()]
+    is_new = not folder.exists()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for each in (*reversed(made), *([folder] if is_new else ())):
+        with _opened(each) as descriptor:
+            _give(each.parent, descriptor)
     # An existing folder too: the process that made it may have died before this sync.
     for each in (*reversed(made), folder):
         with contextlib.suppress(PermissionError):  # made by an operator, in an unreadable folder
@@ -44,7 +51,16 @@ def make_folder(folder: Path) -> None:
 
 def open_private(path: str, flags: int) -> int:
     """An opener for open(): only its owner may read a file that it creates."""
-    return os.open(path, flags, 0o600)
+    descriptor = os.open(path, flags, 0o600)
+    _give(Path(path).parent, descriptor)
+    return descriptor
+
+
+def _give(folder: Path, descriptor: int) -> None:
+    """Let what root has made in *folder* belong to the folder's owner."""
+    if os.geteuid() == 0:
+        owner = folder.stat()
+        os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
 def settle_file(path: Path) -> None:
@@ -71,8 +87,14 @@ def settle_file(path: Path) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Make the names in *folder* durable. Blocks for one sync."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    with _opened(folder) as descriptor:
+        os.fsync(descriptor)
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(fd)
+        yield descriptor
     finally:
-        os.close(fd)
+        os.close(descriptor)

@@ -78,7 +78,8 @@ async def _predecessor(config: BookieConfig, store: MetadataStore) -> CookieReco
             "unknown",
             config.metadata,
             f"no bookie {what} is known there",
-            "check --metadata and --bookie-id; for a new bookie use `bookie run`",
+            "check --metadata, and name it by --bookie-id, as `quire cluster status` lists it. "
+            "For a new bookie use `bookie run`",
         )
     return known
 

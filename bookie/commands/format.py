@@ -13,7 +13,7 @@ from bookie.commands.output import count, print_json, size
 from bookie.commands.stores import open_store
 from bookie.config import BookieConfig
 from bookie.cookie import adopt_folders, check_cookie
-from bookie.cookie_file import look
+from bookie.cookie_file import check_user, look
 from bookie.lock import hold_folders
 from bookie.wiping import Wiped, wipe_bookie
 from metadata.outcome import CommandFailed, confirm
@@ -75,6 +75,7 @@ def _ask(config: BookieConfig) -> None:
 
 
 async def _format(config: BookieConfig, force: bool, moved: bool) -> Formatted:
+    check_user(config)
     with hold_folders(config):
         async with open_store(config.metadata, create=not moved) as store:
             if moved:

@@ -11,6 +11,7 @@ from rich.progress import Progress
 from bookie.commands import options
 from bookie.commands.output import count, print_json
 from bookie.config import BookieConfig
+from bookie.cookie_file import check_user
 from bookie.lock import hold_folders
 from bookie.rebuild import Rebuilt, Step, rebuild, total_size
 from metadata.outcome import CommandFailed, Exit
@@ -43,6 +44,7 @@ def rebuild_index(
     for folder in (config.journal_folder, config.ledger_folder):
         if not Path(folder).is_dir():
             raise CommandFailed(f"{folder} is not there; --data names a bookie's folder")
+    check_user(config)
     with hold_folders(config):
         rebuilt = _rebuild(config)
     if as_json:

@@ -12,6 +12,7 @@ from bookie.commands import options
 from bookie.commands.output import print_json
 from bookie.commands.stores import open_store
 from bookie.config import BookieConfig
+from bookie.cookie_file import check_user
 from bookie.lock import hold_folders
 from bookie.succession import succeed
 from metadata.records import CookieRecord
@@ -60,6 +61,7 @@ def replace(
 
 
 async def _replace(config: BookieConfig) -> CookieRecord:
+    check_user(config)
     with hold_folders(config):
         async with open_store(config.metadata) as store:
             return await succeed(config, store)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import rig
@@ -34,6 +35,19 @@ def test_rebuild_index_refuses_while_the_bookie_runs(command: Command, data: Pat
         told = command("rebuild-index", "--data", data)
     assert told.code == Exit.FAILED
     assert "in use by another process" in told.err
+
+
+def test_rebuild_index_refuses_to_make_files_that_its_bookie_cannot_open(
+    command: Command, data: Path
+) -> None:
+    assert os.geteuid() == 0, "this test makes files of another user: run it as root"
+    cookie = data / "ledgers" / "cookie.json"
+    cookie.touch()
+    os.chown(cookie, 65534, 65534)
+    for name in ("rebuild-index", "format", "replace"):
+        told = command(name, "--data", data)
+        assert told.code == Exit.FAILED
+        assert "sudo -u '#65534'" in told.err
 
 
 def test_rebuild_index_refuses_a_folder_that_is_no_bookies(
