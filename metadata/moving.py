@@ -12,19 +12,36 @@ THE MARK. An import takes many transactions. Until the last one the key ``moving
 records have come, and every transaction replaces the version of that key which the one before
 wrote. So an import that was interrupted continues where it ended, and of two that run at the same
 time one wins. Bookies do not start on a store with this key.
+
+BACKUPS. After a backup was made, copies of closed ledgers moved. A record of then does not name
+where they are, and a bookie deletes what it has of a closed ledger whose record does not name it.
+It leaves a ledger that is marked for repair, and repair asks all bookies. So all closed ledgers of
+an archive that may be a backup are marked: of a cluster that ran, or older than BACKUP_MS.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Annotated, NamedTuple, Protocol
 
 import msgspec
 
 from metadata.archive import Archive, ArchiveHeader, KeyLine, Spool
 from metadata.errors import BadRecord, MetadataBroken, VersionConflict
-from metadata.records import INSTANCE, Count, check_readable, decode_row
+from metadata.records import (
+    INSTANCE,
+    LEDGERS,
+    Count,
+    LedgerState,
+    UnderReplicated,
+    check_readable,
+    decode_ledger,
+    decode_row,
+    decode_underreplicated,
+    encode_record,
+    underreplicated_key,
+)
 from metadata.store import (
     ABSENT,
     PAGE_COUNT_MAX,
@@ -37,6 +54,7 @@ from metadata.store import (
     check_key,
     check_range,
     check_value,
+    pages,
 )
 
 MARK = "moving"
@@ -44,6 +62,8 @@ REVISION_MAX = 1 << 62
 """The greatest floor of versions: as many are left above it."""
 BATCH_OPS = 200
 BATCH_SIZE = 256 << 10
+BACKUP_MS = 3_600_000
+"""A cluster that moves house stands still for less."""
 Progress = Callable[[int], None]
 
 
@@ -227,10 +247,14 @@ class HalfImport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Imported(NamedTuple):
-    """What became of an import; *resumed_at* is the number of keys that were there before."""
+    """What became of an import.
+
+    *resumed_at*: keys that were there before. *marked*: closed ledgers that repair is to look at.
+    """
 
     keys: int
     resumed_at: int
+    marked: int = 0
 
 
 async def check_moved_in(store: MetadataStore) -> None:
@@ -246,7 +270,8 @@ async def import_archive(
 ) -> Imported:
     """Put all that *archive* holds into *store*, which is empty or has half of the same import.
 
-    It may be repeated after any failure, and continues then.
+    Closed ledgers of a backup are marked for repair. It may be repeated after any failure, and
+    continues then.
 
     Raises:
         MetadataBroken: the store is not empty, or has half of another archive.
@@ -271,8 +296,41 @@ async def import_archive(
         version = (await store.transact(ops))[0]
         done = half.keys
         on_progress(done)
+    half, marked = HalfImport(digest=archive.digest, keys=done), 0
+    if archive.header.leases or await store.now_ms() > archive.header.time_ms + BACKUP_MS:
+        async for ids in _closed(store):
+            ops = [Put(MARK, msgspec.json.encode(half), version)]
+            ops += [await _marked(store, ledger_id) for ledger_id in ids]
+            version = (await store.transact(ops))[0]
+            marked += len(ids)
     await store.delete(MARK, expected=version)
-    return Imported(done, resumed_at)
+    return Imported(done, resumed_at, marked)
+
+
+async def _closed(store: MetadataStore) -> AsyncIterator[list[int]]:
+    """Yield the ids of closed ledgers, some for each transaction."""
+    ids: list[int] = []
+    async for page in pages(store, LEDGERS):
+        for key, found in page:
+            with suppress(BadRecord):  # nobody deletes copies of a ledger that cannot be decoded
+                ledger = decode_ledger(key, found.value)
+                ids += [ledger.ledger_id] if ledger.state is LedgerState.CLOSED else []
+            if len(ids) == BATCH_OPS:
+                yield ids
+                ids = []
+    if ids:
+        yield ids
+
+
+async def _marked(store: MetadataStore, ledger_id: int) -> Put:
+    """Return the mark that copies of a ledger may be missing anywhere, with what is known of it."""
+    key = underreplicated_key(ledger_id)
+    mark, found = UnderReplicated(ledger_id, "check", await store.now_ms()), await store.get(key)
+    if found is not None:
+        with suppress(BadRecord):
+            known = decode_underreplicated(key, found.value)
+            mark = msgspec.structs.replace(known, bookies=[])
+    return Put(key, encode_record(mark), ABSENT if found is None else found.version)
 
 
 async def _begin(store: MovableStore, digest: str) -> None:

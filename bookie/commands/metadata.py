@@ -52,13 +52,18 @@ class Exported(msgspec.Struct, frozen=True):
 
 
 class MovedIn(msgspec.Struct, frozen=True):
-    """Output of ``import --json``. *resumed_at*: keys that an earlier attempt had put."""
+    """Output of ``import --json``.
+
+    *resumed_at*: keys that an earlier attempt had put. *marked*: closed ledgers that repair is to
+    look at, since the archive may be a backup.
+    """
 
     cluster: str
     keys: int
     counters: dict[str, int]
     resumed_at: int
     sha256: str
+    marked: int = 0
 
 
 class Checked(msgspec.Struct, frozen=True):
@@ -135,6 +140,9 @@ def import_metadata(*, file: Path, url: str, force: bool, as_json: bool) -> None
 
     Ids, versions and epochs of leases continue above those of the old store, and its time
     does not go back. The old store stays as it is: never start bookies on both.
+
+    From a backup, or a file that is more than an hour old, closed ledgers are marked for repair:
+    their copies may have moved since, and bookies delete no copies of a marked ledger.
     """
     name = "standard input" if str(file) == STREAM else str(file)
     with _input(file) as source:
@@ -147,7 +155,12 @@ def import_metadata(*, file: Path, url: str, force: bool, as_json: bool) -> None
         imported = trio.run(_import, archive, url)
     header = archive.header
     done = MovedIn(
-        header.cluster, imported.keys, header.counters, imported.resumed_at, archive.digest
+        header.cluster,
+        imported.keys,
+        header.counters,
+        imported.resumed_at,
+        archive.digest,
+        imported.marked,
     )
     if as_json:
         print_json(done)
@@ -155,6 +168,11 @@ def import_metadata(*, file: Path, url: str, force: bool, as_json: bool) -> None
     if done.resumed_at:
         click.echo(f"continued after {count(done.resumed_at, 'key')}", err=True)
     click.echo(f"imported {_contents(done)}")
+    if done.marked:
+        click.echo(
+            f"marked {count(done.marked, 'closed ledger')}: until repair has looked for their "
+            "copies, bookies delete none; `quire cluster status` counts them"
+        )
 
 
 @metadata.command("check")

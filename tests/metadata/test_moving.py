@@ -29,7 +29,18 @@ from metadata.moving import (
     export_store,
     import_archive,
 )
-from metadata.records import Fragment, LedgerRecord, LedgerState, encode_record, ledger_key
+from metadata.records import (
+    UNDERREPLICATED,
+    DamagedRun,
+    Fragment,
+    LedgerRecord,
+    LedgerState,
+    UnderReplicated,
+    decode_underreplicated,
+    encode_record,
+    ledger_key,
+    underreplicated_key,
+)
 from metadata.sqlite import SqliteStore
 from metadata.store import CheckLease, MetadataStore, Op, Put, Versions, items_under
 from metadata.zookeeper.floors import RaisedConnection
@@ -140,6 +151,47 @@ async def take_in(store: MovableStore, data: bytes) -> Imported:
 
 async def contents(store: MetadataStore) -> dict[str, bytes]:
     return {key: found.value for key, found in await items_under(store, "")}
+
+
+@pytest.mark.parametrize("new", ["sqlite", "memory of zookeeper"], indirect=True)
+@pytest.mark.parametrize("old", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("kind", ["moves", "runs", "old"])
+async def test_no_copy_of_a_backup_is_deleted_before_repair_has_looked(
+    old: MovableStore, new: MovableStore, steps: Steps, clock: LeaseClock, kind: str
+) -> None:
+    """Copies moved after the backup, and records do not name the bookies that have them now."""
+    await old.put("instance", b"5f5f")
+    for ledger_id in range(300):
+        state = LedgerState.OPEN if ledger_id == 9 else LedgerState.CLOSED
+        record = LedgerRecord(ledger_id, 1, 1, 1, state, [Fragment(0, ["a"])], last_entry=5)
+        await old.put(ledger_key(ledger_id), encode_record(record))
+    known = UnderReplicated(7, "damaged", 5, ["a"], [DamagedRun("a", 1, 2)])
+    await old.put(underreplicated_key(7), encode_record(known))
+    await old.put(underreplicated_key(8), b"{}")
+    if kind == "runs":
+        await grant(old, "leader", "b1", ttl_s=60)
+    _, data = await export(old, force=True)
+    if kind == "old":
+        clock.advance(2 * 3600)
+    marked: int | None = None
+    for fail_at in (
+        (3, 0) if kind == "moves" else (3, 2, 0)
+    ):  # after the keys, the first marks, never
+        steps.begin(fail_at=fail_at)
+        try:
+            marked = (await take_in(new, data)).marked
+        except MetadataUnavailable:
+            with pytest.raises(MetadataBroken, match="half of an import"):
+                await check_moved_in(new)
+    marks = dict(await items_under(new, UNDERREPLICATED))
+    if kind == "moves":
+        assert (marked, len(marks)) == (0, 2)
+        return
+    assert marked == len(marks) == 299
+    for ledger_id in {*range(300)} - {9}:
+        mark = decode_underreplicated("", marks[underreplicated_key(ledger_id)].value)
+        assert (mark.ledger_id, mark.bookies) == (ledger_id, [])
+    assert decode_underreplicated("", marks[underreplicated_key(7)].value).damaged == known.damaged
 
 
 # --- what moves ----------------------------------------------------------------------------
