@@ -23,6 +23,7 @@ from metadata.failures import error_of
 from native.frame import Code
 from native.link import Response
 
+ASKS_MAX = 3
 CONNECT_S = 1.0
 """Time limit for connecting to one address; then the next one is tried."""
 IDLE_S = 1.0
@@ -53,6 +54,7 @@ class Dialer:
         self._name_strangers = name_strangers
         self._doubtful: dict[Address, None] = {}
         self._strangers: dict[Address, str] = {}
+        self._asks = 0
         self._heard = False
         self._from_url = random.sample(addresses, len(addresses))
         self._addresses = [*self._from_url]
@@ -117,7 +119,8 @@ class Dialer:
     async def check_peers(self) -> None:
         """Return, unless servers of other protocols listen at all addresses.
 
-        They are asked once, which takes up to a second, and only if no bookie was ever heard.
+        They are asked until one answers, at most ASKS_MAX times, which takes up to a second each,
+        and only if no bookie was ever heard: a busy host takes its time.
 
         Raises:
             BadAddress: no address is a bookie's, or each is one's with TLS or without, unlike
@@ -132,6 +135,9 @@ class Dialer:
             except BaseException:  # a caller with less patience, whose question it was
                 self._name_strangers = ask
                 raise
+            self._asks += 1
+            if not self._strangers and self._asks < ASKS_MAX:
+                self._name_strangers = ask
         if all(address in self._strangers for address in self._addresses):
             named = (f"{address}: {remedy}" for address, remedy in self._strangers.items())
             raise BadAddress("; ".join(named))

@@ -142,6 +142,22 @@ async def test_a_caller_that_gives_up_leaves_the_question_to_the_next(
             await store.get("a")
 
 
+async def test_a_host_that_was_too_busy_to_answer_is_asked_again(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    host = Host(nursery, speak_http)
+    answers = [{}, {}, {HOST: "it speaks HTTP"}]
+
+    async def ask(_addresses: object) -> dict[Address, str]:
+        await trio.sleep(1)
+        return answers.pop(0)
+
+    opening = BookieStore.open([HOST], open_stream=host.open_tcp, name_strangers=ask)
+    async with opening as store:
+        with pytest.raises(BadAddress, match="it speaks HTTP"):
+            await store.get("a")
+
+
 async def test_with_tls_a_bookie_without_is_named(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
