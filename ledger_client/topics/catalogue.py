@@ -65,6 +65,10 @@ class Alteration(msgspec.Struct, frozen=True, kw_only=True):
     properties: dict[str, str] | None = None
 
 
+Change = Alteration | Callable[[TopicRecord], Alteration]
+"""A function gets the topic as it is, and is called again if others change it meanwhile."""
+
+
 def altered(record: TopicRecord, alteration: Alteration) -> TopicRecord:
     """Return *record* with the changes of *alteration*.
 
@@ -200,7 +204,7 @@ class TopicCatalogue:
             found = await self.store.get(key)
             return None if found is None else (decode_topic(key, found.value), found.version)
 
-    async def alter(self, name: str, alteration: Alteration) -> TopicRecord:
+    async def alter(self, name: str, change: Change) -> TopicRecord:
         """Alter a topic and return it. If nothing changes, no event is written.
 
         Raises:
@@ -208,7 +212,11 @@ class TopicCatalogue:
             BadTopic: a change is invalid; see altered().
             MetadataUnavailable: also if it has timesync, and nobody hands out timestamps.
         """
-        return await self._replace(name, "altered", lambda record: altered(record, alteration))
+
+        def changed(record: TopicRecord) -> TopicRecord:
+            return altered(record, change if isinstance(change, Alteration) else change(record))
+
+        return await self._replace(name, "altered", changed)
 
     async def begin_deletion(self, name: str, *, force: bool = False) -> TopicRecord:
         """Hide a topic, unless that was done before, and return it.

@@ -15,6 +15,7 @@ from ledger_client.ledgers.catalogue import translated
 from ledger_client.topics.catalogue import (
     REPLICATION,
     Alteration,
+    Change,
     Compression,
     TopicInfo,
     check_users,
@@ -161,8 +162,7 @@ class Topics:
 
     async def info(self, name: str) -> TopicInfo:
         """Return a topic's settings. Raises NoSuchTopic."""
-        record, _ = await self._context.catalogue.get(name)
-        return record
+        return (await self._context.catalogue.get(name))[0]
 
     async def alter(
         self,
@@ -201,11 +201,7 @@ class Topics:
             properties=None if properties is None else dict(properties),
         )
         await _check_schema(name, schema)
-        if alteration.replication is not None:
-            await self._copies(alteration.replication)
-        altered = await self._context.catalogue.alter(name, alteration)
-        await self._publish(name)
-        return altered
+        return await self._alter(name, alteration, replication)
 
     async def delete(
         self,
@@ -503,6 +499,14 @@ class Topics:
         if found is not None:
             await Deletion(self._context.ledgers, self._context.catalogue, found[0]).run()
         return await self._context.catalogue.create(wanted)
+
+    async def _alter(self, name: str, change: Change, replication: int | None) -> TopicInfo:
+        """Alter a topic; the schema was checked, and *replication* is that of the change."""
+        if replication is not None:
+            await self._copies(replication)
+        altered = await self._context.catalogue.alter(name, change)
+        await self._publish(name)
+        return altered
 
     async def _truncate(
         self,

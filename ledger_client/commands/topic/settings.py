@@ -16,7 +16,7 @@ from ledger_client.client import connect
 from ledger_client.commands import options
 from ledger_client.commands.outcome import finish
 from ledger_client.errors import BadSchema
-from ledger_client.topics.catalogue import REPLICATION, TopicInfo
+from ledger_client.topics.catalogue import REPLICATION, Alteration, TopicInfo
 from ledger_client.topics.topics import ONE_COPY
 from ledger_client.topics.values.kinds import PACKAGES, ProtobufDefinition
 from metadata.topics import Retention, RollPolicy, Schema, TopicRecord
@@ -42,6 +42,27 @@ class GivenSettings(msgspec.Struct, frozen=True, kw_only=True):
     schema_file: Path | None = None
     schema_message: str | None = None
     properties: tuple[str, ...] = ()
+
+    def alteration(self, now: TopicRecord) -> Alteration:
+        """Return the given changes to a topic that is so *now*.
+
+        Settings come in groups: what was not given of a group stays as it is now, whoever
+        changed it since the command began.
+
+        Raises:
+            click.UsageError: the schema or a property is not possible.
+            BadSchema: the package for the schema's kind is not installed.
+        """
+        return Alteration(
+            partitions=self.partitions,
+            replication=self.replication,
+            ack_quorum=self.ack_quorum,
+            compression=self.compression,
+            roll=self.roll(now.roll),
+            retention=self.retention(now.retention),
+            schema=self.schema_after(now.name, now.schema),
+            properties=self.properties_after(now.properties),
+        )
 
     def roll(self, now: RollPolicy) -> RollPolicy:
         """Return *now* with the given changes."""
@@ -75,15 +96,15 @@ class GivenSettings(msgspec.Struct, frozen=True, kw_only=True):
             self._check_file(self.schema_file, topic, found)
         elif self.schema in PACKAGES and not found.definition:
             raise click.UsageError(f"a schema of kind {kind} needs its definition: --schema-file")
+        elif found != now:  # a definition that is kept under another kind
+            _check_schema(topic, found)
         return found
 
     def _check_file(self, file: Path, topic: str, found: Schema) -> None:
-        from ledger_client.topics.values.definitions import check_schema  # imports pyarrow
-
         if not found.definition.strip():
             raise click.UsageError(f"{file}: it is empty; a definition of a schema is needed")
         try:
-            check_schema(topic, found)
+            _check_schema(topic, found)
         except BadSchema as wrong:
             if wrong.package is not None:
                 raise
@@ -107,6 +128,12 @@ class GivenSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise click.UsageError("a property is written KEY=VALUE; KEY= removes it")
         changed = now | {name: value for name, _, value in pairs}
         return {name: value for name, value in changed.items() if value}
+
+
+def _check_schema(topic: str, schema: Schema) -> None:
+    from ledger_client.topics.values.definitions import check_schema  # imports pyarrow
+
+    check_schema(topic, schema)
 
 
 def _replaced(now: R, **changes: object) -> R:
@@ -260,15 +287,4 @@ def alter(*, name: str, given: GivenSettings, cluster: str, as_json: bool) -> No
 
 async def _alter(cluster: str, name: str, given: GivenSettings) -> TopicInfo:
     async with connect(cluster) as client:
-        now = await client.topics.info(name)
-        return await client.topics.alter(
-            name,
-            partitions=given.partitions,
-            replication=given.replication,
-            ack_quorum=given.ack_quorum,
-            compression=given.compression,
-            roll=given.roll(now.roll),
-            retention=given.retention(now.retention),
-            schema=given.schema_after(name, now.schema),
-            properties=given.properties_after(now.properties),
-        )
+        return await client.topics._alter(name, given.alteration, given.replication)
