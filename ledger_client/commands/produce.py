@@ -36,6 +36,7 @@ from ledger_client.commands.metrics_page import metrics_page, metrics_port
 from ledger_client.commands.outcome import interrupted
 from ledger_client.commands.patience import Patience
 from ledger_client.commands.progress import show_progress
+from ledger_client.commands.stored_rows import StoredRows, stored_rows
 from ledger_client.commands.streams import chunks
 from ledger_client.commands.tables import count
 from ledger_client.commands.templates import unescaped
@@ -157,7 +158,7 @@ class HeaderParam(click.ParamType[tuple[str, bytes]]):
     "--resume",
     is_flag=True,
     help="Send the same FILE again, after a run that was cut short: messages that "
-    "--producer-name stored already are skipped.",
+    "--producer-name stored already are skipped. A name that sent anything else is refused.",
 )
 @metrics_port
 @options.cluster
@@ -232,7 +233,8 @@ async def _produce(source: int, feed: Feed, order: ProduceRequest) -> None:
         async with AsyncExitStack() as stack:
             producer = await _open_producer(client, order, stack)
             try:
-                transfer = Transfer(source, feed, producer, done, order)
+                stored = await stored_rows(client, producer) if order.resume else None
+                transfer = Transfer(source, feed, producer, done, order.headers, stored)
                 done.complete = await transfer.run()
             except* (LedgerError, CommandFailed) as failed:
                 first_of(failed).add_note(f"{count(done.messages, 'message')} acknowledged")
@@ -265,16 +267,26 @@ async def _open_producer(client: Client, order: ProduceRequest, stack: AsyncExit
 
 
 class Transfer:
-    """Sends the descriptor *source* to the topic; *done* counts what is acknowledged."""
+    """Sends the descriptor *source* to the topic; *done* counts what is acknowledged.
+
+    Messages that are *stored* already are passed over.
+    """
 
     def __init__(
-        self, source: int, feed: Feed, producer: Producer, done: Produced, order: ProduceRequest
+        self,
+        source: int,
+        feed: Feed,
+        producer: Producer,
+        done: Produced,
+        headers: dict[str, bytes],
+        stored: StoredRows | None,
     ) -> None:
         self._source = source
         self._feed = feed
         self._producer = producer
-        self._next = 0 if order.resume else None
-        self._headers = order.headers
+        self._stored = stored
+        self._next = 0
+        self._headers = headers
         self._done = done
         self._patience = Patience(
             f"waiting for bookies to store messages of {done.topic}; `quire cluster status` shows "
@@ -285,6 +297,8 @@ class Transfer:
         """Return True once everything is acknowledged.
 
         After an interruption, return False once what was read by then is acknowledged.
+
+        Raises CommandFailed if something else is stored than the input begins with.
         """
         pieces, taken = trio.open_memory_channel[tuple[int, Messages]](AHEAD)
         with show_progress(self._source) as advance:
@@ -300,6 +314,8 @@ class Transfer:
                     cut_short = await interrupted(partial(self._read, pieces))
                 if cut_short:
                     nursery.cancel_scope.deadline = trio.current_time() + GRACE_S
+        if self._stored is not None and not cut_short:
+            self._stored.check_end(self._next)
         return not cut_short
 
     async def _read(self, pieces: trio.MemorySendChannel[tuple[int, Messages]]) -> None:
@@ -309,17 +325,19 @@ class Transfer:
 
     async def _send(self, messages: Messages) -> None:
         values, keys, event_times = messages
+        if self._stored is not None:
+            self._stored.check(self._next, messages)
         with self._patience.waiting():
             ids = await self._producer.send_many(
                 values,
                 keys=keys,
                 event_times=event_times,
                 headers=[self._headers] * len(values) if self._headers else None,
-                sequence=self._next,
+                sequence=None if self._stored is None else self._next,
             )
+        self._next += len(values)
         duplicates = 0
-        if self._next is not None:
-            self._next += len(values)
+        if self._stored is not None:
             duplicates = sum(1 for message_id in ids if message_id.ledger_id < 0)
         self._done.duplicates += duplicates
         self._done.messages += len(values) - duplicates

@@ -112,6 +112,17 @@ def test_what_is_kept_already_is_not_sent_again(run: Run, url: str) -> None:
     assert [message.value for message in read(url, "t/again")] == [b"a", b"b", b"c"]
 
 
+def test_a_name_that_sent_another_file_does_not_resume_this_one(run: Run, url: str) -> None:
+    """The rows in place of the other file's would be taken as stored."""
+    words = ("t/other", "--producer-name", "loader")
+    assert told(run(*words, "--create", "--json", stdin=b"1\n2\n3\n"))
+    refused = run(*words, "--resume", stdin=b"a\nb\nc\nd\n")
+    assert refused.returncode == 1
+    line = last_word(refused.stderr)
+    assert "its message 1 is something else here. Send what is missing under another" in line
+    assert [message.value for message in read(url, "t/other")] == [b"1", b"2", b"3"]
+
+
 def test_a_large_file_arrives_whole_and_in_order(run: Run, url: str, tmp_path: Path) -> None:
     lines = [b"%d %s" % (number, b"x" * (number % 300)) for number in range(60_000)]
     source = tmp_path / "large"
@@ -171,7 +182,7 @@ def test_ctrl_c_sends_what_was_read_and_says_so(url: str) -> None:
         process.stdin.write(b"one\ntwo\nunfinished")
         process.stdin.flush()
         deadline = time.monotonic() + 30
-        while not kept(url):
+        while not kept(url, "t/interrupted"):
             assert time.monotonic() < deadline
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
@@ -182,8 +193,35 @@ def test_ctrl_c_sends_what_was_read_and_says_so(url: str) -> None:
     assert [message.value for message in read(url, "t/interrupted")] == [b"one", b"two"]
 
 
-def kept(url: str) -> bool:
+def test_after_a_kill_the_rest_of_the_input_is_sent(run: Run, url: str) -> None:
+    """What the killed run left open is read, and compared with the input, too."""
+    rows = [b"row %d" % number for number in range(5000)]
+    topic = "t/killed"
+    words = ["produce", topic, "--create", "--producer-name", "loader"]
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "ledger_client", *words],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "QUIRE_CLUSTER": url},
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"\n".join(rows[:3000]) + b"\n")
+        process.stdin.flush()
+        deadline = time.monotonic() + 30
+        while not kept(url, topic):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        process.kill()
+    resume = (*words[1:], "--resume", "--access", "wait", "--json")
+    done = told(run(*resume, stdin=b"\n".join(rows)))
+    assert isinstance(done["duplicates"], int)
+    assert 0 < done["duplicates"] <= 3000
+    values = [message.value for message in read(url, topic)]  # of two lanes
+    assert sorted(filter(None, values)) == sorted(rows)
+
+
+def kept(url: str, topic: str) -> bool:
     try:
-        return bool(read(url, "t/interrupted"))
+        return bool(read(url, topic))
     except ledger_client.LedgerError:
         return False
