@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from bookie.commands.output import print_json
+from bookie.durable import replace_file
 from bookie.security import FOLDER, LOGIN, USERS
 from bookie.users import read_users, secret_of, write_users
 from metadata.access import Login
@@ -50,7 +51,11 @@ def user() -> None:
 @click.option("--login", "as_login", is_flag=True, help="Bookies call each other as this user.")
 @_folder
 def add(*, name: str, from_stdin: bool, as_login: bool, folder: Path) -> None:
-    """Add the user NAME, or change its password. A running bookie notices a changed user."""
+    """Add the user NAME, or change its password. A running bookie notices a changed user.
+
+    Bookies log in to each other as they did when they started. To change their password without
+    an outage, add another user with --login to all bookies, and restart them one by one.
+    """
     password = (
         sys.stdin.readline().rstrip("\r\n")
         if from_stdin
@@ -60,12 +65,23 @@ def add(*, name: str, from_stdin: bool, as_login: bool, folder: Path) -> None:
     security = folder / FOLDER
     security.mkdir(mode=0o700, exist_ok=True)
     users = _read(security)
-    write_users(security / USERS, users | {name: secret})
-    if as_login or not users:
-        _write_login(security / LOGIN, f"{name}:{password}\n")
-        click.echo(f"{name} may call; bookies call each other as {name}")
+    caller = _caller(security)
+    as_login = as_login or not users or caller in {None, name}
+    if caller == name or not users:
+        # The login first, which bookies read only when they start: if this command is killed
+        # between the two, those that run go on, and the same command finishes it.
+        _write_login(security, name, password)
+        write_users(security / USERS, users | {name: secret})
     else:
+        write_users(security / USERS, users | {name: secret})
+        if as_login:
+            _write_login(security, name, password)
+    if not as_login:
         click.echo(f"{name} may call")
+        return
+    click.echo(f"{name} may call; bookies call each other as {name}")
+    if caller == name:
+        click.echo("Restart the bookies: they use the former password until then.", err=True)
 
 
 @user.command()
@@ -77,8 +93,7 @@ def remove(*, name: str, folder: Path) -> None:
     users = _read(security)
     if users.pop(name, None) is None:
         raise CommandFailed(f"there is no user {name}; `bookie user list` shows those there are")
-    login = security / LOGIN
-    if login.exists() and login.read_text().partition(":")[0] == name:
+    if _caller(security) == name:
         raise CommandFailed(f"bookies call each other as {name}; `bookie user add --login` another")
     write_users(security / USERS, users)
     click.echo(f"{name} may not call any more")
@@ -104,7 +119,11 @@ def _read(security: Path) -> dict[str, str]:
     return read_users(path) if path.exists() else {}
 
 
-def _write_login(path: Path, line: str) -> None:
-    path.touch(mode=0o600)
-    path.chmod(0o600)
-    path.write_text(line)
+def _caller(security: Path) -> str | None:
+    """Return the user as whom bookies call each other."""
+    login = security / LOGIN
+    return login.read_text("utf-8", "replace").partition(":")[0] if login.exists() else None
+
+
+def _write_login(security: Path, name: str, password: str) -> None:
+    replace_file(security / LOGIN, f"{name}:{password}\n".encode())
