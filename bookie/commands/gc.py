@@ -14,8 +14,8 @@ from metadata.access import Access
 from metadata.address import parse_address
 from metadata.calls import CollectGarbage, GarbageReport
 from metadata.cluster_url import is_cluster_url, parse_cluster_url
-from metadata.errors import MetadataUnavailable
-from metadata.outcome import CommandFailed
+from metadata.errors import LedgerError, MetadataError, MetadataUnavailable
+from metadata.outcome import CommandFailed, first_of
 from metadata.records import BookieRecord
 from metadata.registrations import list_registrations
 
@@ -55,7 +55,8 @@ def gc(*, cluster: str, only: str | None, major: bool, as_json: bool) -> None:
         _show(collected)
     failed = [each for each in collected if each.error]
     if failed:
-        raise CommandFailed(f"{failed[0].bookie_id} at {failed[0].address}: {failed[0].error}")
+        reasons = [f"{each.bookie_id} at {each.address}: {each.error}" for each in failed]
+        raise CommandFailed("; ".join(reasons))
 
 
 async def _collect_all(cluster: str, only: str | None, major: bool) -> list[Collected]:
@@ -84,12 +85,14 @@ async def _serving(cluster: str) -> list[BookieRecord]:
 
 
 async def _collect(bookie: BookieRecord, access: Access, major: bool) -> Collected:
+    report: GarbageReport | None = None
+    error = ""
     try:
         async with open_remote(parse_address(bookie.address), access) as remote:
             report = await remote.ask(CollectGarbage(major), GarbageReport, wait_s=FOR_EVER)
-    except CommandFailed as cause:
-        return Collected(bookie.bookie_id, bookie.address, error=str(cause))
-    return Collected(bookie.bookie_id, bookie.address, report)
+    except* (CommandFailed, LedgerError, MetadataError) as cause:
+        error = str(first_of(cause))  # that of one bookie, which stops no other one
+    return Collected(bookie.bookie_id, bookie.address, report, error)
 
 
 def _show(collected: list[Collected]) -> None:

@@ -25,7 +25,9 @@ from ledger_client.commands import options
 from ledger_client.commands.outcome import advising, finish
 from ledger_client.commands.progress import show_part
 from ledger_client.commands.tables import Output, count, size
-from metadata.outcome import CommandFailed
+from ledger_client.errors import LedgerError, MetadataUnavailable, NoSuchLedger
+from metadata.errors import MetadataError
+from metadata.outcome import CommandFailed, first_of
 
 SHOWN_MAX = 50
 WIDTH = 100
@@ -43,6 +45,13 @@ class ScrubRequest(msgspec.Struct, frozen=True, kw_only=True):
     as_json: bool
 
 
+class NotMended(msgspec.Struct, frozen=True):
+    """A ledger whose repair failed."""
+
+    ledger_id: int
+    why: str
+
+
 class ScrubResult(msgspec.Struct, frozen=True, kw_only=True):
     """The output of --json: the state of the ledgers, after repairs if --repair was given."""
 
@@ -50,6 +59,8 @@ class ScrubResult(msgspec.Struct, frozen=True, kw_only=True):
     found: Scrubbed
     mended: list[int] = []
     """ledgers that --repair made whole"""
+    not_mended: list[NotMended] = []
+    """ledgers whose repair failed; it may have made some copies"""
 
 
 @click.command()
@@ -95,7 +106,7 @@ def scrub(**arguments: object) -> None:
 
 
 async def _scrub(request: ScrubRequest) -> ScrubResult:
-    mended = list[int]()
+    repaired = Repaired()
     async with connect(request.cluster) as client:
         with show_part("comparing copies") as advance:
             for topic in request.topics:
@@ -105,9 +116,14 @@ async def _scrub(request: ScrubRequest) -> ScrubResult:
             )
             found = await _look(client, request, chosen, advance)
             if request.repair:
-                mended = await _mend_all(client, chosen, found)
+                repaired = await _mend_all(client, chosen, found)
     sums = summary(found)
-    return ScrubResult(whole=sums.whole, found=sums, mended=sorted(mended))
+    return ScrubResult(
+        whole=sums.whole,
+        found=sums,
+        mended=sorted(repaired.whole),
+        not_mended=sorted(repaired.failed, key=lambda each: each.ledger_id),
+    )
 
 
 async def _look(
@@ -120,15 +136,36 @@ async def _look(
     return await scrub_by_spark(request.cluster, chosen, on_progress, master=request.master)
 
 
-async def _mend_all(client: Client, chosen: list[Chosen], found: list[ScrubbedLedger]) -> list[int]:
-    """Repair the ledgers in *found*, replace them by their new state, return those made whole."""
-    mended = list[int]()
+class Repaired(msgspec.Struct):
+    """The ledgers that a repair made whole, and those at which it failed."""
+
+    whole: list[int] = []
+    failed: list[NotMended] = []
+
+
+async def _mend_all(client: Client, chosen: list[Chosen], found: list[ScrubbedLedger]) -> Repaired:
+    """Repair the ledgers in *found*, and replace them by their new state.
+
+    A ledger that cannot be repaired keeps the others from nothing. Raises MetadataUnavailable:
+    without the metadata none can.
+    """
+    repaired = Repaired()
     by_id = {one.ledger_id: one for one in chosen}
     for number, each in enumerate(found):
-        if each.faulty and not each.gone:
+        if not each.faulty or each.gone:
+            continue
+        try:
             found[number] = await _mend(client, by_id[each.ledger_id])
-            mended += [each.ledger_id] if found[number].whole else []
-    return mended
+        except* MetadataUnavailable as failure:
+            raise first_of(failure) from None
+        except* NoSuchLedger:
+            found[number] = msgspec.structs.replace(each, gone=True)
+        except* (LedgerError, MetadataError) as failure:
+            why = str(first_of(failure)).removeprefix(f"ledger {each.ledger_id}: ")
+            repaired.failed.append(NotMended(each.ledger_id, why))
+        else:
+            repaired.whole += [each.ledger_id] if found[number].whole else []
+    return repaired
 
 
 async def _mend(client: Client, one: Chosen) -> ScrubbedLedger:
@@ -154,6 +191,8 @@ def _show(result: ScrubResult) -> None:
             click.echo(f"and {len(found.faulty) - SHOWN_MAX} more; --json names them")
     if result.mended:
         click.echo(f"repaired {count(len(result.mended), 'ledger')}")
+    for failed in result.not_mended[:SHOWN_MAX]:
+        click.echo(f"ledger {failed.ledger_id} could not be repaired: {failed.why}")
     click.echo(
         f"{count(found.ledgers, 'ledger')}, {count(found.entries, 'entry')} in "
         f"{found.copies:,} copies, {size(found.size)}: "

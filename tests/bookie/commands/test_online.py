@@ -10,10 +10,13 @@ from command import Command
 from daemons import Daemon
 
 import ledger_client
-from bookie.commands.call import locate, open_remote
+from bookie.commands import gc
+from bookie.commands.call import RemoteBookie, locate, open_remote
 from bookie.commands.run import BookieStarted
 from metadata.calls import FlushNow, JournalState
+from metadata.errors import AccessDenied, MetadataError
 from metadata.outcome import Exit
+from metadata.records import BookieRecord
 
 LEDGERS = 3
 
@@ -149,6 +152,34 @@ def test_gc_frees_a_deleted_ledger(command: Command, bookie: BookieStarted) -> N
     assert command("gc", "--major", "--cluster", bookie.ready).code == Exit.DONE
     logs = command("inspect", "log", "--address", bookie.address, "--json").json
     assert all(isinstance(row["live"], int) for row in logs)
+
+
+@pytest.mark.parametrize(
+    "refusal", [MetadataError("its disk is full"), AccessDenied("bob: wrong password")]
+)
+def test_a_bookie_that_refuses_a_collection_stops_no_other_one(
+    command: Command,
+    bookie: BookieStarted,
+    monkeypatch: pytest.MonkeyPatch,
+    refusal: Exception,
+) -> None:
+    """Two names for one bookie, which answers under one of them."""
+    ask = RemoteBookie.ask
+
+    async def refuse(*_: object, wait_s: float) -> object:
+        monkeypatch.setattr(RemoteBookie, "ask", ask)
+        raise refusal
+
+    async def serving(_cluster: str) -> list[BookieRecord]:
+        return [BookieRecord(name, bookie.address, 10, 10) for name in ("b1", "b2")]
+
+    monkeypatch.setattr(RemoteBookie, "ask", refuse)
+    monkeypatch.setattr(gc, "_serving", serving)
+    told = command("gc", "--cluster", bookie.ready, "--json")
+    assert told.code == Exit.FAILED
+    assert str(refusal) in told.err
+    assert {row["error"] for row in told.json} == {"", str(refusal)}
+    assert {row["error"] for row in told.json if row["report"] is not None} == {""}
 
 
 def test_gc_of_a_bookie_that_is_not_there_fails(command: Command, bookie: BookieStarted) -> None:
