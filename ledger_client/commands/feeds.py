@@ -232,12 +232,15 @@ class CsvRows:
     """CSV whose first row names the columns; these must include *needed*."""
 
     def __init__(self, size_max: int, delimiter: str, needed: Sequence[str]) -> None:
+        # Of the whole process, so it is only raised. Rows are limited here.
+        csv.field_size_limit(max(csv.field_size_limit(), size_max))
         self._lines = Lines(size_max, REMEDY)
         self._size_max = size_max
         self._delimiter = delimiter
         self._needed = needed
         self._names: list[str] | None = None
-        self._begun = b""
+        self._begun = bytearray()
+        self._quotes = 0
         self._line = 0
         self._first = 1
 
@@ -257,13 +260,22 @@ class CsvRows:
             if not self._begun:
                 self._first = self._line
             self._begun += line
-            if self._begun.count(b'"') % 2 == 0:  # otherwise the line ends within quotes
-                record, self._begun = self._begun, b""
+            self._quotes += line.count(b'"')
+            if self._quotes % 2 == 0:  # otherwise the line ends within quotes
+                record, self._begun, self._quotes = bytes(self._begun), bytearray(), 0
                 yield from self._row(record)
             elif len(self._begun) > self._size_max:
-                raise CommandFailed(f"the quotes opened in line {self._first} do not end")
+                raise CommandFailed(
+                    f"the quotes opened in line {self._first} do not end within the "
+                    f"{self._size_max} bytes that a row may have"
+                )
 
     def _row(self, record: bytes) -> Iterator[CsvRow]:
+        if len(record) > self._size_max:
+            raise CommandFailed(
+                f"the row of line {self._first} is larger than an entry can be "
+                f"({self._size_max} bytes): {REMEDY}"
+            )
         try:
             text = record.decode("utf-8-sig" if self._names is None else "utf-8")
             found = list(csv.reader([text], delimiter=self._delimiter, strict=True))

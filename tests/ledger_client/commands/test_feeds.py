@@ -174,3 +174,23 @@ def test_times_are_exact(field: object, unit: TimeUnit, at_ns: int) -> None:
 def test_what_is_no_time_is_named(field: object) -> None:
     with pytest.raises(ValueError, match=r"is not a time|does not fit 64 bits"):
         parse_time(field, "ns")
+
+
+def test_a_cell_may_be_as_large_as_a_message() -> None:
+    """Python's csv takes 128 KiB, unless it is told otherwise."""
+    cell = b"line\n" * 100_000
+    feed = RowFeed(Fields("a"), CsvRows(1 << 20, ",", ["a"]))
+    assert fed(feed, b'a\n"' + cell + b'"\n', 65_536).values == [cell]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"x" * 1001, "line 2 is larger than an entry can be"),
+        (b'"' + b"x" * 600 + b"\n" + b"x" * 600 + b'"\n', "the row of line 2 is larger than"),
+        (b'"' + b"x\n" * 600, "opened in line 2 do not end within the 1000 bytes"),
+    ],
+)
+def test_a_row_larger_than_a_message_is_named(data: bytes, words: str) -> None:
+    with pytest.raises(CommandFailed, match=words):
+        fed(csv_feed(), b"a\n" + data)
