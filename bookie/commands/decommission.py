@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -35,11 +36,16 @@ class Decommissioned(msgspec.Struct, frozen=True):
 class ProgressLine:
     """Shows progress: on a terminal as one line that changes, else as a new line per change."""
 
-    def __init__(self, line: Status | None) -> None:
+    def __init__(self) -> None:
         self.ledgers = 0
         self.size = 0
-        self._line = line
+        self.line: Status | None = None
         self._shown = ""
+
+    @property
+    def begun(self) -> bool:
+        """True once there was progress: the bookie drains."""
+        return bool(self._shown)
 
     def show(self, progress: DrainProgress) -> None:
         """Show *progress*, unless a log would repeat its last line; keep the greatest numbers."""
@@ -47,8 +53,8 @@ class ProgressLine:
             self.ledgers = max(self.ledgers, progress.ledgers)
             self.size = max(self.size, progress.size)
         text = _describe(progress)
-        if self._line is not None:
-            self._line.update(Text(text))
+        if self.line is not None:
+            self.line.update(Text(text))
         elif text != self._shown:
             click.echo(text, err=True)
         self._shown = text
@@ -74,13 +80,12 @@ def decommission(*, bookie_id: str, wait: bool, cancel: bool, cluster: str, as_j
     """
     if wait and cancel:
         raise click.UsageError("--wait and --cancel exclude each other")
+    progress = ProgressLine()
+    draining = partial(_drain, bookie_id, wait, cluster, progress)
     try:
-        done = trio.run(_cancel if cancel else _drain, bookie_id, wait, cluster)
+        done = trio.run(partial(_cancel, bookie_id, cluster) if cancel else draining)
     except* KeyboardInterrupt:
-        click.echo(
-            f"{bookie_id} goes on draining; --cancel takes that back, the same command waits on",
-            err=True,
-        )
+        click.echo(_interrupted(bookie_id, begun=progress.begun), err=True)
         raise
     if as_json:
         print_json(done)
@@ -88,7 +93,9 @@ def decommission(*, bookie_id: str, wait: bool, cancel: bool, cluster: str, as_j
         click.echo(_summary(done))
 
 
-async def _drain(bookie_id: str, wait: bool, cluster: str) -> Decommissioned:
+async def _drain(
+    bookie_id: str, wait: bool, cluster: str, progress: ProgressLine
+) -> Decommissioned:
     # Loading the client takes a while, and other commands do without it.
     import ledger_client
     from ledger_client.cluster.operations.drain import drain
@@ -96,9 +103,9 @@ async def _drain(bookie_id: str, wait: bool, cluster: str) -> Decommissioned:
 
     try:
         async with ledger_client.connect(cluster) as client, open_store(cluster) as store:
-            with _watch() as watch:
+            with _shown(progress):
                 await drain(
-                    client._context.ledgers, store, bookie_id, wait=wait, on_progress=watch.show
+                    client._context.ledgers, store, bookie_id, wait=wait, on_progress=progress.show
                 )
     except MetadataUnavailable as cause:
         raise CommandFailed.unreachable(str(cause)) from cause
@@ -106,10 +113,10 @@ async def _drain(bookie_id: str, wait: bool, cluster: str) -> Decommissioned:
         raise
     except LedgerError as cause:
         raise CommandFailed(str(cause)) from cause
-    return Decommissioned(bookie_id, watch.ledgers, watch.size)
+    return Decommissioned(bookie_id, progress.ledgers, progress.size)
 
 
-async def _cancel(bookie_id: str, _wait: bool, cluster: str) -> Decommissioned:
+async def _cancel(bookie_id: str, cluster: str) -> Decommissioned:
     from ledger_client.cluster.operations.drain import cancel
     from ledger_client.errors import LedgerError
 
@@ -126,13 +133,20 @@ async def _cancel(bookie_id: str, _wait: bool, cluster: str) -> Decommissioned:
 
 
 @contextmanager
-def _watch() -> Iterator[ProgressLine]:
+def _shown(progress: ProgressLine) -> Iterator[None]:
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield ProgressLine(None)
+        yield
         return
-    with console.status("") as line:
-        yield ProgressLine(line)
+    with console.status("") as progress.line:
+        yield
+
+
+def _interrupted(bookie_id: str, *, begun: bool) -> str:
+    """Say what goes on. Before the first progress the mark may or may not be there."""
+    if begun:
+        return f"{bookie_id} goes on draining; --cancel takes that back, the same command waits on"
+    return f"interrupted; `quire cluster status` shows whether {bookie_id} drains"
 
 
 def _describe(progress: DrainProgress) -> str:

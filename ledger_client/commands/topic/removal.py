@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from ledger_client.commands.outcome import finish, interrupted
 from ledger_client.commands.places import BYS, By, PlaceOrTime, Point
 from ledger_client.commands.progress import show_entries
 from ledger_client.commands.tables import count, size
-from ledger_client.errors import NoSuchTopic
+from ledger_client.errors import LedgerError, NoSuchTopic
 from ledger_client.topics.retention.lane_parts import LaneTruncated, Truncated
 from ledger_client.topics.retention.removal import Purged
 from ledger_client.topics.retention.retention import Before, Fate
@@ -26,6 +27,8 @@ from metadata.outcome import confirm
 
 MS = 1_000_000
 """Nanoseconds in a millisecond."""
+STATE_S = 3.0
+"""How long an interrupted command waits for the metadata."""
 
 
 class TopicDeleted(msgspec.Struct, frozen=True):
@@ -54,12 +57,11 @@ def delete(*, name: str, yes: bool, force: bool, cluster: str, as_json: bool) ->
         held = count(trio.run(finish, partial(_count_ledgers, cluster, name)), "ledger")
         report = f"Delete topic {name} with all its messages, in {held}?"
         confirm(report, refused="nothing was deleted")
-    deleted = trio.run(_delete_topic, cluster, name, force)
+    deleted, state = trio.run(_delete_topic, cluster, name, force)
     if as_json:
         click.echo(msgspec.json.encode(deleted).decode())
     elif not deleted.complete:
-        ledgers = count(deleted.ledgers, "ledger")
-        click.echo(f"interrupted; {ledgers} removed, the leader will remove the rest", err=True)
+        click.echo(f"interrupted; {state}", err=True)
     if not deleted.complete:
         raise click.Abort
 
@@ -72,8 +74,10 @@ async def _count_ledgers(cluster: str, name: str) -> int:
         return await client.topics.count_ledgers(name)
 
 
-async def _delete_topic(cluster: str, name: str, force: bool) -> TopicDeleted:
+async def _delete_topic(cluster: str, name: str, force: bool) -> tuple[TopicDeleted, str]:
+    """Delete a topic; return what was done and, after an interruption, how things stand."""
     ledgers = 0
+    state = ""
 
     async with connect(cluster) as client:
         held = await client.topics.count_ledgers(name)
@@ -86,7 +90,25 @@ async def _delete_topic(cluster: str, name: str, force: bool) -> TopicDeleted:
 
             work = partial(client.topics.delete, name, force=force, on_removed=removed)
             cut_short = await interrupted(work)
-    return TopicDeleted(name, ledgers, not cut_short)
+        if cut_short:
+            state = await _state(client, name, ledgers)
+    return TopicDeleted(name, ledgers, not cut_short), state
+
+
+async def _state(client: Client, name: str, removed: int) -> str:
+    """Say how far the deletion of a topic came, of which so many ledgers were removed."""
+    ledgers = count(removed, "ledger")
+    with trio.move_on_after(STATE_S), suppress(LedgerError):
+        found = await client._context.catalogue.find(name)
+        if found is None:
+            return f"there is no topic {name} any more"
+        if found[0].state == "active":
+            return f"topic {name} is still there"
+        return f"{ledgers} removed, the leader will remove the rest"
+    return (
+        f"{ledgers} removed. `quire topic describe {name}` shows whether it is still there; "
+        "if not, the leader removes the rest"
+    )
 
 
 # --- Truncate ---------------------------------------------------------------------------

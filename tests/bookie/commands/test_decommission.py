@@ -6,6 +6,7 @@ import pytest
 import trio
 from command import Command
 
+from ledger_client.cluster.operations import drain
 from metadata.outcome import Exit
 from metadata.records import (
     CookieRecord,
@@ -77,3 +78,28 @@ def test_there_is_nothing_to_take_back_of_a_bookie_that_stays(command: Command, 
 def test_to_wait_and_to_take_it_back_exclude_each_other(command: Command, url: str) -> None:
     told = command("decommission", "b1", "--cluster", url, "--wait", "--cancel")
     assert told.code == Exit.USAGE
+
+
+def interrupt(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        ("check_room", "interrupted; `quire cluster status` shows whether b2 drains"),
+        ("_wait_until_copied", "b2 goes on draining; --cancel takes that back, the same command"),
+    ],
+)
+def test_an_interruption_says_that_the_bookie_drains_only_if_it_does(
+    command: Command, url: str, monkeypatch: pytest.MonkeyPatch, step: str, said: str
+) -> None:
+    monkeypatch.setattr(drain, step, interrupt)
+    told = command("decommission", "b2", "--cluster", url)
+    assert told.code == Exit.INTERRUPTED
+    assert said in told.err
+    assert told.err.count("drain") == 1
+    assert (stored(url, draining_key("b2")) is None) == said.startswith("interrupted")
+    monkeypatch.setattr(drain, "cancel", interrupt)
+    taken_back = command("decommission", "b2", "--cluster", url, "--cancel")
+    assert "shows whether b2 drains" in taken_back.err
