@@ -86,6 +86,8 @@ def size_text(size: int) -> str:
 _DURATIONS_S = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _LENGTH = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(s|min|h|d|w|)")
 _NUMBER = re.compile(r"-?\d{1,19}")
+SOONEST_NS = 10**17
+"""A publish time below is a year, or in seconds, milliseconds or microseconds."""
 
 
 class DurationParam(click.ParamType[float]):
@@ -131,10 +133,14 @@ class Ago(int):
 class MomentParam(click.ParamType[int]):
     """A point in time as Unix nanoseconds: a date and time, a number, or how long ago.
 
-    A date and time without an offset is UTC.
+    A date and time without an offset is UTC. *published*: messages are published at it, so a
+    number that counts another unit than nanoseconds is refused.
     """
 
     name = "moment"
+
+    def __init__(self, *, published: bool = False) -> None:
+        self._published = published
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
@@ -144,6 +150,8 @@ class MomentParam(click.ParamType[int]):
             return value
         text = str(value).strip()
         if _NUMBER.fullmatch(text):
+            if self._published and 0 < int(text) < SOONEST_NS:
+                self.fail(not_nanoseconds(int(text)), param, ctx)
             return int(text)
         length = text.removesuffix("ago").replace(" ", "")
         if length[-1:].isalpha():  # seconds with a fraction, as date +%s.%N writes, are no length
@@ -155,6 +163,13 @@ class MomentParam(click.ParamType[int]):
         except (ValueError, OverflowError):
             forms = "write 2024-05-01T12:00Z, nanoseconds since 1970, or 7d for 7 days ago"
             self.fail(f"{value!r} is not a point in time; {forms}", param, ctx)
+
+
+def not_nanoseconds(number: int) -> str:
+    """Explain why a number below SOONEST_NS is refused."""
+    return (
+        f"{number} nanoseconds since 1970 are before any publish time; write a date, as 2024-05-01"
+    )
 
 
 def parse_duration(text: str) -> float | None:

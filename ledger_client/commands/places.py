@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import click
 
 from ledger_client.client import Client
-from ledger_client.commands.options import Ago, MomentParam
+from ledger_client.commands.options import SOONEST_NS, Ago, MomentParam, not_nanoseconds
 from ledger_client.message_id import MessageId
 from ledger_client.topics.catalogue import TopicInfo
 from ledger_client.topics.positions import Position
@@ -19,8 +19,6 @@ from metadata.time.timestamps import compose, split
 By = Literal["event-time", "publish-time", "timestamp"]
 BYS: tuple[By, ...] = ("event-time", "publish-time", "timestamp")
 NS_PER_MS = 1_000_000
-SOONEST_NS = 10**17
-"""A publish time below is a year, or in seconds, milliseconds or microseconds."""
 FindTopic = Callable[[str], Awaitable[TopicInfo]]
 
 
@@ -49,10 +47,7 @@ class Point(NamedTuple):
         ms = -(-self.number // NS_PER_MS)
         if by == "publish-time":
             if not self.is_moment and 0 < self.number < SOONEST_NS:
-                raise click.UsageError(
-                    f"{self.number} nanoseconds since 1970 are before any publish time; "
-                    "write a date, as 2024-05-01"
-                )
+                raise click.UsageError(not_nanoseconds(self.number))
             return PublishTime(ms)
         try:
             if self.is_moment:

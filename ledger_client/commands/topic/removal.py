@@ -294,7 +294,10 @@ class PurgePlace(NamedTuple):
 @click.command()
 @options.topic
 @click.option(
-    "--before", type=MomentParam(), metavar="TIME", help="Remove ledgers closed before TIME."
+    "--before",
+    type=MomentParam(published=True),
+    metavar="TIME",
+    help="Remove ledgers closed before TIME.",
 )
 @click.option(
     "--before-event-time",

@@ -87,7 +87,10 @@ class MessageIdParam(click.ParamType[MessageId]):
     help="Search this partition for the key; may be repeated.",
 )
 @click.option(
-    "--since", type=MomentParam(), metavar="TIME", help="Search no messages sent before TIME."
+    "--since",
+    type=MomentParam(published=True),
+    metavar="TIME",
+    help="Search no messages sent before TIME.",
 )
 @click.option(
     "--limit",
