@@ -376,10 +376,23 @@ def cluster(command: Command) -> Command:
     return cluster_alone(_timeout(command))
 
 
+class BytesParam(click.ParamType[bytes]):
+    """Text as bytes in UTF-8; other bytes come as the shell passed them."""
+
+    name = "text"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> bytes:
+        """Return the bytes. Python keeps those that are not UTF-8 as surrogates."""
+        return value if isinstance(value, bytes) else str(value).encode(errors="surrogateescape")
+
+
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 password = click.option(
     "--password",
     envvar="QUIRE_PASSWORD",
+    type=BytesParam(),
     default="",
     metavar="TEXT",
     help="Password of the ledger. QUIRE_PASSWORD sets it too, hidden from other users.",
@@ -529,7 +542,7 @@ class NewLedger(msgspec.Struct, frozen=True, kw_only=True):
 
     quorums: Quorums
     digest: str = "crc32c"
-    password: str = ""
+    password: bytes = b""
     ledger_id: int | None = None
 
     def create(self, create: OpenLedger) -> AbstractAsyncContextManager[LedgerWriter]:
@@ -538,7 +551,7 @@ class NewLedger(msgspec.Struct, frozen=True, kw_only=True):
             self.quorums.ensemble_size,
             self.quorums.write_quorum,
             self.quorums.ack_quorum,
-            password=self.password.encode(),
+            password=self.password,
             digest=self.digest,
             ledger_id=self.ledger_id,
         )
@@ -567,7 +580,7 @@ def new_ledger(command: Command) -> Command:
 
     @functools.wraps(command)
     def describe(
-        *, quorums: Quorums, digest: str, password: str, new_id: int | None, **given: object
+        *, quorums: Quorums, digest: str, password: bytes, new_id: int | None, **given: object
     ) -> None:
         new = NewLedger(quorums=quorums, digest=digest, password=password, ledger_id=new_id)
         command(new=new, **given)

@@ -102,7 +102,13 @@ _NOT_WITH_LATEST = frozenset(
 @field("follow", "-f", "--follow")
 @field("reverse", "--reverse")
 @field("partitions", "--partition", "partitions", metavar="INDEX")
-@field("lanes", "--lane", "lanes", metavar="NUMBER|NAME")
+@field(
+    "lanes",
+    "--lane",
+    "lanes",
+    metavar="NUMBER|NAME",
+    help=options.field_text(ReadOptions, "lanes") + " =1 is the lane with the name 1.",
+)
 @field("order", "--order")
 @field("compacted", "--compacted")
 @click.option(
@@ -184,21 +190,32 @@ def read(
         raise click.UsageError(
             "--latest shows one topic as it is at a moment, as text, JSON or by a template"
         )
-    _check_given(latest=latest, by_moment=moment is not None or settings["consistency"] is not None)
+    consistency = settings["consistency"]
+    _check_given(
+        latest=latest,
+        by_moment=moment is not None or consistency is not None,
+        is_bounded=consistency == "bounded",
+    )
     if form == "arrow" and sys.stdout.isatty():
         raise click.UsageError("an Arrow stream is binary: redirect it to a file")
     span = ReadRange(from_ or after, after is None, to or before, before is None, by)
     settings["on_gap"] = "skip" if skip_gaps else "raise"
     settings["partitions"] = settings["partitions"] or None
-    if moment is not None or settings["consistency"] is not None:
+    if moment is not None or consistency is not None:
         settings["order"] = "timestamp"
-    lanes = settings["lanes"] or ()
-    settings["lanes"] = [int(lane) if str(lane).isdecimal() else lane for lane in lanes] or None
+    settings["lanes"] = [_lane(str(each)) for each in settings["lanes"] or ()] or None
     request = ReadRequest(cluster, topics, span, moment, form, limit, metrics_port)
     trio.run(finish, partial(_show_latest if latest else _read, request, settings))
 
 
-def _check_given(*, latest: bool, by_moment: bool) -> None:
+def _lane(text: str) -> int | str:
+    """Return the number or the name of a lane; =NAME is one that may look like a number."""
+    if text.startswith("="):
+        return text[1:]
+    return int(text) if text.isascii() and text.isdigit() else text
+
+
+def _check_given(*, latest: bool, by_moment: bool, is_bounded: bool) -> None:
     """Raise UsageError for options on the command line that would have no effect."""
     context = click.get_current_context()
     given = {
@@ -212,6 +229,8 @@ def _check_given(*, latest: bool, by_moment: bool) -> None:
     is_other = "--order" in given and context.params["order"] != "timestamp"
     if (latest or by_moment) and is_other:
         raise click.UsageError("--as-of, --consistency and --latest need --order timestamp")
+    if "--staleness" in given and not is_bounded:
+        raise click.UsageError("--staleness is for --consistency bounded")
 
 
 class ReadRequest(NamedTuple):

@@ -186,7 +186,7 @@ def _created(found: LedgerInfo) -> str:
 @options.cluster
 @options.password
 @options.as_json
-def recover(*, ledger_id: int, cluster: str, password: str, as_json: bool) -> None:
+def recover(*, ledger_id: int, cluster: str, password: bytes, as_json: bool) -> None:
     """Close LEDGER, whose writer is gone.
 
     Every acknowledged entry is kept. A writer that is still alive is fenced: it gets no further
@@ -201,6 +201,6 @@ def recover(*, ledger_id: int, cluster: str, password: str, as_json: bool) -> No
     click.echo(f"ledger {ledger_id} is closed with {entries}, {found.length} bytes")
 
 
-async def _recover(ledger_id: int, cluster: str, password: str) -> LedgerInfo:
+async def _recover(ledger_id: int, cluster: str, password: bytes) -> LedgerInfo:
     async with connect(cluster) as client:
-        return await client.ledgers.recover(ledger_id, password=password.encode())
+        return await client.ledgers.recover(ledger_id, password=password)

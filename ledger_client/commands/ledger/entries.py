@@ -153,7 +153,7 @@ def read(
     last: int | None,
     framed: bool,
     cluster: str,
-    password: str,
+    password: bytes,
     as_json: bool,
 ) -> None:
     """Print the entries of LEDGER.
@@ -167,11 +167,11 @@ def read(
 
 
 async def _read(
-    ledger_id: int, first: int, last: int | None, form: Form, cluster: str, password: str
+    ledger_id: int, first: int, last: int | None, form: Form, cluster: str, password: bytes
 ) -> None:
     async with (
         connect(cluster) as client,
-        client.ledgers.open(ledger_id, password=password.encode(), recover=False) as reader,
+        client.ledgers.open(ledger_id, password=password, recover=False) as reader,
     ):
         end = reader.last_confirmed if last is None else last
         if last is None and not reader.closed:
@@ -199,7 +199,7 @@ def _hint(ledger_id: int, end: int) -> None:
 @options.password
 @options.as_json
 def follow(
-    *, ledger_id: int, first: int, framed: bool, cluster: str, password: str, as_json: bool
+    *, ledger_id: int, first: int, framed: bool, cluster: str, password: bytes, as_json: bool
 ) -> None:
     """Print the entries of LEDGER as they are acknowledged.
 
@@ -210,10 +210,10 @@ def follow(
     trio.run(finish, partial(_follow, ledger_id, first, form, cluster, password))
 
 
-async def _follow(ledger_id: int, first: int, form: Form, cluster: str, password: str) -> None:
+async def _follow(ledger_id: int, first: int, form: Form, cluster: str, password: bytes) -> None:
     async with (
         connect(cluster) as client,
-        client.ledgers.open(ledger_id, password=password.encode(), recover=False) as reader,
+        client.ledgers.open(ledger_id, password=password, recover=False) as reader,
     ):
         entries = reader.follow(first)
         while (batch := await entries.next_batch()) is not None:

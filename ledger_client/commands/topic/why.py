@@ -15,7 +15,7 @@ import trio
 from ledger_client.client import connect
 from ledger_client.commands import options
 from ledger_client.commands.forms import text_or_base64
-from ledger_client.commands.options import MomentParam, moment_text
+from ledger_client.commands.options import BytesParam, MomentParam, moment_text
 from ledger_client.commands.outcome import finish
 from ledger_client.commands.places import NS_PER_MS
 from ledger_client.commands.progress import show_messages
@@ -75,7 +75,9 @@ class MessageIdParam(click.ParamType[MessageId]):
 @click.command()
 @options.topic
 @click.argument("message_id", type=MessageIdParam(), metavar="[MESSAGE_ID]", required=False)
-@click.option("--key", metavar="TEXT", help="Find the newest messages of this key.")
+@click.option(
+    "--key", type=BytesParam(), metavar="TEXT", help="Find the newest messages of this key."
+)
 @click.option("--key-base64", type=Base64Param(), metavar="TEXT", help="The same, in base64.")
 @click.option(
     "--partition",
@@ -106,7 +108,7 @@ def why(
     *,
     name: str,
     message_id: MessageId | None,
-    key: str | None,
+    key: bytes | None,
     key_base64: bytes | None,
     partitions: tuple[int, ...],
     since: int | None,
@@ -145,7 +147,7 @@ def why(
 
     Exit code 1 if a verdict is unreadable or unknown, or a lane could not be searched to its end.
     """  # noqa: D301 - the backslash keeps lines
-    wanted = key_base64 if key is None else key.encode()
+    wanted = key_base64 if key is None else key
     if (key is not None and key_base64 is not None) or (message_id is None) == (wanted is None):
         raise click.UsageError("name one message: a MESSAGE_ID, --key or --key-base64")
     if message_id is not None:

@@ -84,7 +84,7 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
         if reason is not None:
             raise BadTopic(reason, topic=topic.name)
         check_function(self.value_encoder, "value_encoder")
-        name_size = len(self.producer_name.encode())
+        name_size = len(self.producer_name.encode(errors="replace"))
         wrong = {
             f"access {self.access!r} is none of {', '.join(ACCESSES)}": (
                 self.access is not None and self.access not in ACCESSES

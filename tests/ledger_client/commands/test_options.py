@@ -11,6 +11,8 @@ from ledger_client.commands import options
 from ledger_client.commands.options import (
     DurationParam,
     FieldOption,
+    NewLedger,
+    Quorums,
     SizeParam,
     duration_text,
     field_text,
@@ -18,6 +20,7 @@ from ledger_client.commands.options import (
 )
 from ledger_client.commands.outcome import conclude
 from ledger_client.commands.replay import replay
+from ledger_client.errors import BadTopic
 from ledger_client.jobs.replay.options import ReplayOptions
 from ledger_client.topics.producing.producer_options import ProducerOptions
 from ledger_client.topics.reading.options import ReadOptions
@@ -193,3 +196,18 @@ def test_a_cluster_in_a_file_that_cannot_be_looked_at_is_left_to_who_opens_it(
     url = f"sqlite://{tmp_path}/file/metadata.db"  # Not a directory
     assert conclude(look, ["--cluster", url]) == Exit.DONE
     assert asked == [url]
+
+
+def test_a_password_that_is_no_text_is_the_bytes_of_the_shell() -> None:
+    """Python passes a byte that is not UTF-8 as a surrogate, which no encoding takes."""
+    found = {name: each for name, each in parameters(quire).items() if "--password" in each.opts}
+    assert len(found) >= 5
+    for each in found.values():
+        value = each.type_cast_value(click.Context(quire), "\udcff\xe4")
+        assert value == b"\xff\xc3\xa4"
+    assert NewLedger(quorums=Quorums(1, 1, 1)).password == b""
+
+
+def test_a_producers_name_that_is_no_text_is_refused() -> None:
+    with pytest.raises(BadTopic, match="cannot be printed"):
+        ProducerOptions(producer_name="\udcff").check(TopicRecord(name="s/t", uid=1))

@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from ledger_client.__main__ import quire
 from ledger_client.commands.places import PlaceOrTime
+from ledger_client.commands.read import _lane
 from ledger_client.topics.positions import LanePlace, Place, Position
 
 
@@ -54,3 +55,16 @@ def test_a_place_may_be_a_position_as_it_was_stored() -> None:
     read = PlaceOrTime().convert(f" {position.to_json()}\n", None, None)
     assert read.at("publish-time") == position
     assert "it is no position" in refusal("--from", '{"topic": "t/x"}')
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("--consistency", "strong"), ("--as-of", "1h"), ("--latest",), ("--follow",)]
+)
+def test_staleness_is_for_bounded_reads_alone(words: tuple[str, ...]) -> None:
+    assert "--staleness is for --consistency bounded" in refusal("--staleness", "2s", *words)
+
+
+def test_a_lane_may_have_a_number_as_its_name() -> None:
+    assert [_lane(text) for text in ("1", "=1", "a", "=a", "", "=", "==1", "-1", "1a")] == [
+        1, "1", "a", "a", "", "", "=1", "-1", "1a",
+    ]  # fmt: skip

@@ -113,6 +113,7 @@ def test_the_newest_message_of_a_key_is_shown(shown: Shown) -> None:
 
 def test_keys_that_are_no_text_are_shown_in_base64(shown: Shown) -> None:
     assert shown.run("--key-base64", "/w==").out.startswith("key /w== (base64): no message")
+    assert shown.run("--key", "\udcff").out == shown.run("--key-base64", "/w==").out
     assert shown.run("--key", "a\n\x1b[0m").out.startswith("key YQobWzBt (base64): no message")
 
 
