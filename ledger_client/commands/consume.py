@@ -40,6 +40,7 @@ from metadata.groups.rows import Mode
 field = partial(options.field_option, ConsumerOptions)
 POLL_S = 1.0
 POLL_MAX = 4096
+"""A commit of each message by itself would cost the metadata more than the message."""
 COMMIT_S = 5.0
 CLOSE_S = 5.0
 """for the last commit"""
@@ -114,8 +115,9 @@ class CommitParam(click.ParamType[float]):
     default="auto",
     show_default=True,
     metavar="WHEN",
-    help="Commit what was printed: auto is every 5s, each is at once, and a duration such as 30s "
-    "is so often; all of them also at the end. none commits nothing, and all of it comes again.",
+    help="Commit what was printed: auto is every 5s, a duration such as 30s is so often, and each "
+    f"is before more is read; up to {POLL_MAX} messages are read and printed at a time. All of "
+    "them commit at the end, too. none commits nothing, and all of it comes again.",
 )
 @click.option(
     "--shared",

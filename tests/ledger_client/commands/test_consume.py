@@ -109,6 +109,34 @@ async def test_whoever_stops_it_in_a_batch_gets_that_batch_again_and_no_other(
             assert await rest(consumer) == list(range(taken, 8))
 
 
+async def test_each_commits_what_was_printed_before_more_is_read(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it is killed, no more than one turn comes again."""
+    steps: list[str] = []
+
+    async def keep(data: bytes) -> None:
+        await trio.lowlevel.checkpoint()
+        steps.append(f"print {data.count(10)}")
+
+    class Noted(Settling):
+        async def commit(self) -> None:
+            await super().commit()
+            steps.append("commit")
+
+    monkeypatch.setattr(consume, "put", keep)
+    monkeypatch.setattr(consume, "POLL_MAX", 3)
+    order = ConsumeRequest("", (ORDERS,), 0.0, 8, None, False, 0)
+    async with shop(1) as (_, client):
+        await send(client, 0, 8)
+        async with client.consumer(
+            ORDERS, group="billing", start="earliest", auto_commit_s=None
+        ) as consumer:
+            await Printing(client, consumer, Noted(consumer, is_shared=False), order).run()
+    done = [step for step, before in zip(steps, ["", *steps], strict=False) if step != before]
+    assert done == ["print 3", "commit", "print 3", "commit", "print 2", "commit"]
+
+
 async def test_a_last_commit_without_an_answer_is_told_as_one_whose_messages_may_come_again(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
