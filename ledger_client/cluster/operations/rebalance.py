@@ -117,11 +117,11 @@ class Rebalancer:
         return Balance(sizes, spread, moves, levels.sizes, levels.spread)
 
     async def make(self, move: Move, *, on_copied: Callable[[int], None]) -> bool:
-        """Make one move; return False if the ledger or the target changed since it was planned.
+        """Make one move; return False if the ledger or the bookies changed since it was planned.
 
-        The ledger may have been deleted, moved or taken for repair, and the target be on its way
-        out or full: then plan again. A cancellation
-        or error leaves either the whole move or the old location list.
+        The ledger may have been deleted, moved or taken for repair, the target be on its way
+        out or full, and the copies now be on more racks without the move: then plan again. A
+        cancellation or error leaves either the whole move or the old location list.
 
         Raises:
             BookieUnavailable: the target is unreachable or refuses.
@@ -142,7 +142,7 @@ class Rebalancer:
             return False
         if await self._store.get(underreplicated_key(move.ledger_id)) is not None:
             return False
-        stays = await self._staying(move.target)
+        stays = await self._staying(record, move)
         if stays is None:
             return False
         await self._copy(record, names, move, claim, on_copied)
@@ -156,13 +156,19 @@ class Rebalancer:
         )
         return True
 
-    async def _staying(self, target: str) -> list[Check] | None:
-        """Return what fails once *target* is decommissioned; `None` if it takes no copies now.
+    async def _staying(self, record: LedgerRecord, move: Move) -> list[Check] | None:
+        """Return what fails once the target is decommissioned; `None` if it is no place now.
 
         A plan takes hours to carry out. A bookie that drains takes copies as before, and who
-        decommissions it does not look at moves.
+        decommissions it does not look at moves. Repair may have put the other copies on the
+        target's rack.
         """
-        if not any(shelf.bookie_id == target and shelf.takes for shelf in await self._shelves()):
+        shelves, target = await self._shelves(), move.target
+        if not any(shelf.bookie_id == target and shelf.takes for shelf in shelves):
+            return None
+        placed = PlacedLedgers(shelves)
+        placed.add(shares_of(record))
+        if placed.stated and not placed.allows(move.ledger_id, move.source, target):
             return None
         cookie = await self._store.get(cookie_key(target))
         return [
@@ -455,6 +461,11 @@ class PlacedLedgers:
             self._spread(new, quorum).least >= self._spread(old, quorum).least
             for old, new in zip(before, after, strict=True)
         )
+
+    def allows(self, ledger_id: int, source: str, target: str) -> bool:
+        """Return True if a plan could have the move: it costs no rack, or gains more."""
+        gain, now = self.gain(ledger_id, source, target), self.gain(ledger_id, "", "")
+        return gain > now or self.stays_spread(ledger_id, source, target)
 
     def _after(self, ledger_id: int, source: str, target: str) -> list[list[str]]:
         return [

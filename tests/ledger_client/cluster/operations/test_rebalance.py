@@ -169,6 +169,35 @@ async def test_nothing_moves_to_a_bookie_that_is_decommissioned_meanwhile(
     assert cluster.record(ledger_id) == before
 
 
+@pytest.mark.parametrize("repaired", [True, False])
+async def test_nothing_moves_to_a_rack_that_has_another_copy_meanwhile(
+    cluster: MemoryCluster, client: Client, repaired: bool
+) -> None:
+    """Repair moved the other copy there since the plan was made, or bookies stated new racks."""
+    async with client.ledgers.create(2, 2, 2) as ledger:
+        await ledger.append_many([PAYLOAD] * 10)
+    await cluster.store.delete(underreplicated_key(ledger.id))
+    for number in (4, 5):
+        cluster.add_bookie(number)
+    await client.cluster.bookies()
+    source, other = cluster.record(ledger.id).fragments[0].bookies
+    cluster.state_racks(
+        dict.fromkeys(cluster.bookies, "r3") | {source: "r1", "b4": "r2", "b5": "r2"}
+    )
+    rebalancer = Rebalancer(client._context.ledgers, cluster.store)
+    if repaired:
+        moved = Move(ledger.id, other, "b5", 10_000)
+        assert await rebalancer.make(moved, on_copied=lambda _size: None)
+        other = "b5"
+    cluster.state_racks({other: "r2"})
+    before = cluster.record(ledger.id)
+    move = Move(ledger.id, source, "b4", 10_000)
+    assert not await rebalancer.make(move, on_copied=lambda _size: None)
+    assert cluster.record(ledger.id) == before
+    cluster.state_racks({other: "r3"})
+    assert await rebalancer.make(move, on_copied=lambda _size: None)
+
+
 async def test_a_move_that_is_interrupted_or_fails_never_was(
     autojump_clock: MockClock, cluster: MemoryCluster, client: Client
 ) -> None:
