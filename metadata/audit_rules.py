@@ -30,7 +30,8 @@ TABLES = {
 }
 """*place*: a lane, as "uid/partition/lane" stands in its keys. *entries*: -1 while open.
 *is_pointed*: the row names a pointer, so another row may name its ledger too.
-*is_retired*: the ledger may be gone, since many are removed before the list is."""
+*is_retired*: the ledger may be gone, since many are removed before the list is.
+A counter that is not there begins at 1."""
 INDEXES = (
     "ledgers(id)",
     "places(ledger_id)",
@@ -74,13 +75,14 @@ RULES = (
     Rule(
         "broken",
         "the counter of ledgers continues at {}, so its id will be issued again",
-        "SELECT key, next FROM ledgers JOIN counters ON name = 'ledgers'"
-        " WHERE is_own AND id >= next",
+        "SELECT key, coalesce(next, 1) FROM ledgers LEFT JOIN counters ON name = 'ledgers'"
+        " WHERE is_own AND id >= coalesce(next, 1)",
     ),
     Rule(
         "broken",
         "the counter of topics continues at {}, so its uid will be issued again",
-        "SELECT key, next FROM topics JOIN counters ON name = 'topics' WHERE uid >= next",
+        "SELECT key, coalesce(next, 1) FROM topics LEFT JOIN counters ON name = 'topics'"
+        " WHERE uid >= coalesce(next, 1)",
     ),
     Rule(
         "broken",

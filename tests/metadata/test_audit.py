@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 import pytest
@@ -113,12 +113,15 @@ def member(parts: list[PartRun]) -> MemberRecord:
     return MemberRecord(epoch=3, run="r", wanted=Wanted(topics=["shop/a"]), parts=parts)
 
 
-async def findings(rows: Rows) -> list[Finding]:
+ISSUED = {"ledgers": 20, "topics": 5}
+
+
+async def findings(rows: Rows, issued: Mapping[str, int] = ISSUED) -> list[Finding]:
     store = MemoryStore()
     for key, value in rows.items():
         store.change(key, value)
-    await store.next_id("ledgers", 20)
-    await store.next_id("topics", 5)
+    for counter, count in issued.items():
+        await store.next_id(counter, count)
     await grant(store, jobs.job_lease(UID, "j1"), "me", ttl_s=10)
     found: list[Finding] = []
     async with store.snapshot() as snapshot:
@@ -304,6 +307,20 @@ async def test_what_breaks_a_rule_is_found(
     found = await findings(rows)
     broken = [each for each in found if each.key == key and problem in each.problem]
     assert [each.severity for each in broken] == ["broken"], found
+
+
+@pytest.mark.parametrize(
+    ("counter", "keys"),
+    [
+        ("ledgers", {ledger_key(number) for number in (1, 3, 4, 5, 6, 9)}),
+        ("topics", {topics.topic_key("shop/a")}),
+    ],
+)
+async def test_a_counter_that_is_gone_is_found(counter: str, keys: set[str]) -> None:
+    """It begins at 1 again, so all of its ids will be issued again."""
+    found = await findings(sound(), {name: ISSUED[name] for name in ISSUED if name != counter})
+    assert {each.key for each in found} == keys
+    assert all(f"the counter of {counter} continues at 1," in each.problem for each in found)
 
 
 @pytest.mark.parametrize(("change", "key", "problem"), LEFT)
