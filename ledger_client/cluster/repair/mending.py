@@ -8,6 +8,7 @@ writer, and then mended as a whole.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
 import msgspec
 import trio
@@ -23,7 +24,7 @@ from ledger_client.cluster.repair.marks import (
     note_outcome,
     read_mark,
 )
-from ledger_client.cluster.repair.plan import Presence, RepairCopy, RepairPlan, count, without
+from ledger_client.cluster.repair.plan import Presence, RepairPlan, count
 from ledger_client.cluster.repair.survey import Census, Findings, Survey, damaged_on
 from ledger_client.errors import LedgerError
 from ledger_client.ledgers.ledgers import Ledgers
@@ -233,8 +234,22 @@ class Mending:
             except LedgerError as failure:
                 failures.append(str(failure))
             else:
-                self._damaged = [run for run in self._damaged if not _covers(copy, run)]
+                self._damaged = [*self._left_by(copy.target)]
         return failures
+
+    def _left_by(self, target: str) -> Iterator[DamagedRun]:
+        """Yield the damage that is left once *target* has its copies.
+
+        They are all that belongs there, except of a fragment that still grows. A run may span
+        more: entries of other bookies, and some behind the end.
+        """
+        is_closed = self._record.state is LedgerState.CLOSED
+        for run in self._damaged:
+            if run.bookie_id != target:
+                yield run
+            elif not is_closed and run.last_entry >= self._record.fragments[-1].first_entry:
+                first = max(run.first_entry, self._record.fragments[-1].first_entry)
+                yield DamagedRun(target, first, run.last_entry)
 
     async def _publish(self, mended: LedgerRecord, findings: Findings) -> RepairOutcome:
         """Replace the record by *mended*, and remove the mark if the ledger is whole."""
@@ -263,11 +278,6 @@ class Mending:
         if self._record.state is LedgerState.CLOSED or not self._damaged:
             return ""
         return "entries of the fragment that is written are damaged"
-
-
-def _covers(copy: RepairCopy, run: DamagedRun) -> bool:
-    damaged = damaged_on(copy.target, [run])
-    return bool(damaged) and not without(damaged, copy.runs)
 
 
 def _newly_named(record: LedgerRecord, plan: RepairPlan) -> set[str]:

@@ -152,6 +152,28 @@ async def test_damage_where_it_is_still_written_waits_for_the_end(
     check_whole(cluster)
 
 
+async def test_of_damage_up_to_where_it_is_still_written_only_that_is_left_by_a_copy(
+    autojump_clock: MockClock, cluster: MemoryCluster, client: Client
+) -> None:
+    held = {"b1": ALL, "b2": ALL, "b3": [(0, 5)], "b4": [(6, 9)]}
+    fragments = [(0, "b1 b2 b3"), (6, "b1 b2 b4")]
+    lay_out(cluster, fragments, held, state=LedgerState.OPEN)
+    for entry_id in range(4, 8):
+        cluster.bookies["b2"].damage(1, entry_id)
+    await mark(cluster, reason="damaged", damaged=[DamagedRun("b2", 4, 7)])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(worker(cluster, client).run)
+        await trio.sleep(4)
+        found = mark_of(cluster)
+        assert found is not None
+        assert found.damaged == [DamagedRun("b2", 6, 7)]
+        assert adds(cluster, "b2") == 2
+        await client.ledgers.recover(1)
+        await unmarked(cluster)
+        nursery.cancel_scope.cancel()
+    check_whole(cluster)
+
+
 async def test_an_open_ledger_is_judged_by_who_is_in_limbo_now(
     autojump_clock: MockClock,
     cluster: MemoryCluster,

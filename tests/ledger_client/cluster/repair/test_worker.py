@@ -23,6 +23,7 @@ from repair_rig import (
 from trio.testing import MockClock
 
 from ledger_client import Client
+from ledger_client.cluster.repair import copier
 from ledger_client.cluster.repair.marks import add_mark
 from ledger_client.ledgers.records import new_mark
 from metadata.calls import ForgetUnknown
@@ -230,6 +231,27 @@ async def test_damaged_entries_are_copied_over_again(
     await repair(cluster, client)
     check_whole(cluster)
     assert adds(cluster, "b2") == 2
+
+
+async def test_a_report_that_spans_entries_of_other_bookies_is_dealt_with_by_one_copy(
+    monkeypatch: pytest.MonkeyPatch,
+    autojump_clock: MockClock,
+    cluster: MemoryCluster,
+    client: Client,
+) -> None:
+    """A mark has one run for more than a thousand, and not all of it is read a second time."""
+    monkeypatch.setattr(copier, "FAILURES_MAX", 2)
+    shares = {
+        name: [(e, e) for e in range(10) if (e - place) % 3 < 2]
+        for name, place in (("b1", 2), ("b2", 0), ("b3", 1))
+    }
+    lay_out(cluster, [(0, "b1 b2 b3")], shares, write_quorum=2)
+    for entry_id in (0, 4, 7):
+        cluster.bookies["b2"].damage(1, entry_id)
+    await mark(cluster, reason="damaged", damaged=[DamagedRun("b2", 0, 12)])
+    await repair(cluster, client)
+    check_whole(cluster)
+    assert adds(cluster, "b2") <= 7
 
 
 async def test_a_replica_that_turns_out_to_be_damaged_is_no_source(
