@@ -144,12 +144,14 @@ class Incarnations:
     async def meant(self, request: Request) -> Request:
         """Return a fence with the incarnation that it means, if it would create the ledger.
 
+        A tombstone may be of a former ledger: it does not fence the one of today.
+
         Raises:
             NotFenced: the cluster has no such ledger, whatever is stored here; or it has one with
-                another key; or it is unknown whether it has one.
+                another key; or it is unknown whether it has one, or whether that is the one here.
         """
         here = self._engine.ledger(request.ledger_id)
-        is_here = here is not None and (here.deleted or here.key or here.incarnation == 0)
+        is_here = here is not None and not here.deleted and (here.key or here.incarnation == 0)
         if is_here or request.incarnation or request.ledger_id < 0:
             return request
         found = await self.newcomer(request.ledger_id)
@@ -159,6 +161,9 @@ class Incarnations:
             raise NotFenced(f"ledger {request.ledger_id}: there is none", Code.NO_LEDGER)
         if found.key not in (None, request.key):
             raise NotFenced(f"ledger {request.ledger_id} has another key")
+        if here is not None and here.incarnation and not found.incarnation:
+            reason = f"ledger {request.ledger_id} is not the one that is stored"
+            raise NotFenced(reason, Code.UNKNOWN_STATE)
         return msgspec.structs.replace(
             request, incarnation=found.incarnation, other_code=Code.UNKNOWN_STATE
         )

@@ -362,6 +362,27 @@ async def test_a_fence_is_refused_where_the_cluster_has_no_such_ledger_any_more(
             assert fence.code == Code.NO_LEDGER
 
 
+async def test_a_fence_of_who_says_nothing_is_not_answered_from_a_deleted_ledger(
+    tmp_path: Path,
+) -> None:
+    """The ledger of today would not be fenced, and its writer's entries be acknowledged."""
+    async with former(tmp_path) as here:
+        await here.collect()
+        await here.says(0)
+        fence = v2.read(LEDGER, -1, fence_key=v2.KEY)
+        here.flaky.away = True
+        assert (await here.peer.ask(fence)).code == Code.IO_ERROR
+        here.flaky.away = False
+        await today(here.store, 0)
+        assert (await here.peer.ask(fence)).code == Code.UNKNOWN_STATE
+        await here.store.delete(ledger_key(LEDGER))
+        assert (await here.peer.ask(fence)).code == Code.NO_LEDGER
+        await today(here.store, NEW)
+        assert (await here.peer.ask(fence)).code == Code.NO_ENTRY
+        await here.says(NEW)
+        assert await here.add(0) == Code.FENCED
+
+
 async def test_a_record_that_was_made_a_moment_ago_counts(tmp_path: Path) -> None:
     async with bookie(config_in(tmp_path)) as here:
         assert await here.add(0) == Code.NO_LEDGER
