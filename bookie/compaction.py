@@ -9,6 +9,9 @@ tried again by each later run.
 
 What is left of a log may be little, and each log costs files and memory. So either compaction
 joins neighbouring logs of less than SMALL_SIZE live bytes, once there are JOINED_MIN of them.
+
+A log that a start kept beside its copy, because that lacks a record, is joined with it: the two
+have nearly the same entries.
 """
 
 from __future__ import annotations
@@ -80,7 +83,7 @@ class Compactor:
                 if size is not None:
                     freed += size
                     deleted += 1
-        for find in (self._small_runs, self._worth_rewriting):
+        for find in (self._with_copies, self._small_runs, self._worth_rewriting):
             for logs in find(threshold):
                 size = await self._compact(logs)
                 if size is not None:
@@ -109,6 +112,20 @@ class Compactor:
         copies = self._copies()
         worth = [log for log in self._closed() if not self._reason(log, threshold, copies)]
         return [[log] for log in sorted(worth, key=_live_share)]
+
+    def _with_copies(self, threshold: float) -> list[list[LogUsage]]:
+        """Return the logs with a copy beside them, each with that; none without a *threshold*."""
+        if threshold <= 0 or self._no_copy(threshold):
+            return []
+        groups: dict[int, list[LogUsage]] = {}
+        for log in self.logs():
+            if log.live:
+                groups.setdefault(log.origin, []).append(log)
+        return [
+            group
+            for group in groups.values()
+            if len(group) > 1 and not any(log.open or log.damaged for log in group)
+        ]
 
     def _small_runs(self, threshold: float) -> list[list[LogUsage]]:
         """Return neighbouring logs that become one log each; none without a *threshold*."""

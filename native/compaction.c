@@ -34,7 +34,7 @@ typedef struct {
 
 typedef struct {
     bk_store *store;
-    bk_log *const *from; /* by origin */
+    bk_log *const *from; /* the oldest first */
     uint32_t from_count;
     bk_log *to;
     bk_log_writer writer;
@@ -122,6 +122,12 @@ static int add_item(bk_walk *walk, int64_t ledger_id, int64_t entry_id, uint64_t
     return BK_OK;
 }
 
+/* Of one origin are a log and a copy of it, which are both here if the copy was damaged. */
+static int is_older(const bk_log *a, const bk_log *b)
+{
+    return a->origin != b->origin ? a->origin < b->origin : a->id < b->id;
+}
+
 /* By entry, the newest copy first. */
 static int item_order(const void *a, const void *b)
 {
@@ -129,7 +135,7 @@ static int item_order(const void *a, const void *b)
     if (left->entry_id != right->entry_id)
         return left->entry_id < right->entry_id ? -1 : 1;
     if (left->log != right->log)
-        return left->log->origin > right->log->origin ? -1 : 1;
+        return is_older(right->log, left->log) ? -1 : 1;
     return (left->offset < right->offset) - (left->offset > right->offset);
 }
 
@@ -441,7 +447,7 @@ static int are_neighbours(bk_store *store, bk_log *const *logs, uint32_t count)
 {
     int rising = 1, alone = 1;
     for (uint32_t i = 1; i < count; i++)
-        rising &= logs[i - 1]->origin < logs[i]->origin;
+        rising &= is_older(logs[i - 1], logs[i]);
     pthread_rwlock_rdlock(&store->lock);
     for (uint32_t i = 0; i < store->log_count; i++) {
         const bk_log *log = store->logs[i];

@@ -87,7 +87,7 @@
  * smaller origin stay then: what is in them is older than its copy in the output.
  * The input of the same origin stays, too, at a start that builds the output's index anew, and
  * at every later one if that left records out: the input may be the only log to have them.
- * Meanwhile neither of the two is compacted: a copy of one would be taken for both.
+ * Meanwhile the two are compacted together, or not at all: a copy of one would be taken for both.
  *
  * What no durable mark vouches for is settled before it is trusted: synced, and read from
  * the disk instead of the page cache, which after a failed sync shows what never reached
@@ -239,9 +239,9 @@ int bk_store_spans(bk_store *store, int64_t ledger_id, int64_t entry_id);
 int bk_store_delete_log(bk_store *store, uint32_t log_id, uint64_t *freed);
 /* [blocks] Rewrite a closed log: copy its live records to a new log of the
  * compactor's own, sync that, sync its index, switch the extents, delete the old log.
- * Or several closed logs, as one: log_ids by rising origin, and no other log's origin between
- * theirs (-EINVAL), so that what was newer stays newer. Of all of them holds what is said of one.
- * -EINVAL, too, when another log has the origin of one of them.
+ * Or several closed logs, as one: log_ids by rising (origin, log id), and no other log's origin
+ * between theirs (-EINVAL), so that what was newer stays newer. Of all of them holds what is said
+ * of one. -EINVAL, too, when another log has the origin of one of them.
  * bytes_per_s: throttle, 0 = none. *stop != 0 ends it early, without loss
  * (BK_END); it may be NULL. *copied: bytes. A damaged record whose entry was stored
  * again is left out; any other is noted, the old log is kept and marked damaged

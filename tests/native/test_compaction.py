@@ -503,6 +503,32 @@ def test_a_log_beside_its_damaged_copy_is_not_compacted(
         rig.check()
 
 
+@pytest.mark.parametrize("kept", [(4,), (3, 4)])
+def test_a_log_and_its_damaged_copy_become_one(
+    rig: StoreRig, tmp_path: Path, kept: tuple[int, ...]
+) -> None:
+    """It has what either of them has; so it stands for both after a crash, too."""
+    small_logs(rig)
+    rig.save(tmp_path / "before")
+    rig.store.compact(1, 2, 3, 4)
+    damaged_copy(rig, tmp_path, kept, (13, 1))
+    rig.reopen()
+    forget(rig, 2)
+    with pytest.raises(OSError, match=os.strerror(errno.EINVAL)):
+        rig.store.compact(6, 4)
+    rig.save(tmp_path / "pair")
+    rig.store.compact(4, 6)
+    rig.check()
+    assert {log.log_id for log in rig.store.logs()} == {*kept[:-1], 5, 7}
+    for log in (tmp_path / "pair").glob("0000000[46].*"):
+        shutil.copy(log, rig.path(log.name))
+    for _ in range(2):
+        rig.reopen()
+        forget(rig, 2)
+        rig.check()
+    assert {log.log_id for log in rig.store.logs()} == {*kept[:-1], 5, 7}
+
+
 def test_the_log_of_an_old_mark_may_have_been_compacted_since(rig: StoreRig) -> None:
     rig.flush({1: entries(1, range(5))})
     mark = rig.mark
