@@ -15,7 +15,13 @@ from typing import NamedTuple
 
 from ledger_client.errors import NoSuchEntry, NoSuchLedger
 from ledger_client.ledgers.opener import LedgerOpener
-from ledger_client.topics.lanes.ledger_rows import LedgerRows, Row, kept_messages
+from ledger_client.topics.lanes.ledger_rows import (
+    LedgerRows,
+    Row,
+    kept_entries,
+    kept_messages,
+    past,
+)
 from ledger_client.topics.messages import message_header
 from ledger_client.topics.positions import Place
 
@@ -56,20 +62,21 @@ async def behind(rows: LedgerRows, opener: LedgerOpener, place: Place, end: Plac
     while number <= end.number and (page := await rows.page(number)):
         number = page[-1].number + 1
         for row in page:
-            first = place if row.number == place.number else row.place(0)
-            stop = _stop(row, end)
+            begin = place if row.number == place.number else row.place(0)
+            is_whole = row.ledger.state == "closed" and (begin.entry, begin.skip) == (0, 0)
+            entry, skip = past(row.ledger.removed, (begin.entry, begin.skip))
+            first, stop = begin._replace(entry=entry, skip=skip), _stop(row, end)
             if row.number > end.number or not row.readable or first.entry >= stop:
                 continue
-            is_whole = row.ledger.state == "closed" and (first.entry, first.skip) == (0, 0)
             if is_whole and (sent_ms is not None or not row.ledger.messages):
                 messages += row.ledger.messages
                 continue
             sample = await _read(rows, opener, row, first, stop)
             if sent_ms is None:
                 sent_ms = sample.sent_ms
-            left = stop - first.entry - sample.entries
+            left = _kept(row, first.entry + sample.entries, stop)
             is_exact = is_exact and (is_whole or left == 0)
-            messages += row.ledger.messages if is_whole else _total(row, sample, left)
+            messages += row.ledger.messages if is_whole else _total(row, first, sample, left)
     return Behind(messages, is_exact, sent_ms)
 
 
@@ -95,13 +102,19 @@ def _stop(row: Row, end: Place) -> int:
     return row.ledger.entries if row.ledger.state == "closed" else 0
 
 
-def _total(row: Row, sample: _Sample, left: int) -> int:
-    """Return the messages of a sample and of the *left* entries after it."""
+def _total(row: Row, first: Place, sample: _Sample, left: int) -> int:
+    """Return the messages of a sample from *first* on and of the *left* entries after it."""
     if row.ledger.state == "closed" and row.ledger.entries:
-        mean = row.ledger.messages / row.ledger.entries
+        counted, entries = row.ledger.messages, _kept(row, 0, row.ledger.entries)
     else:
-        mean = sample.messages / sample.entries if sample.entries else 1.0
-    return sample.messages + round(left * mean)
+        counted, entries = sample.messages, _kept(row, first.entry, first.entry + sample.entries)
+    return sample.messages + round(left * (counted / entries if entries else 1.0))
+
+
+def _kept(row: Row, first: int, stop: int) -> int:
+    """Count the entries from *first* to before *stop* that were not deleted as a whole."""
+    kept = kept_entries(row.ledger.removed, first, stop - 1)
+    return sum(end - begin + 1 for begin, end in kept)
 
 
 async def _read(

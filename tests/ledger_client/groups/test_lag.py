@@ -116,6 +116,28 @@ async def test_a_long_rest_of_a_ledger_is_estimated(
     assert 250 < found.lag < 330
 
 
+@pytest.mark.parametrize("gone", [(4, 13), (12, 29), (1, 29), (0, 17)])
+async def test_deleted_messages_are_no_part_of_an_estimate(
+    client: Client,
+    autojump_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    gone: tuple[int, int],
+) -> None:
+    """Some are among those that are read of the ledger, or before them, or all are after them."""
+    monkeypatch.setattr(lag_module, "ENTRIES_MAX", 8)
+    await client.topics.delete(ORDERS)
+    await client.topics.create(ORDERS)
+    await send(client, *[10] * 30)
+    await consume(client, 5)
+    async with client.reader(ORDERS) as reader:
+        sent = [message async for message in reader]
+    first, last = gone[0] * 10, gone[1] * 10 + 9
+    await client.topics.delete_messages(ORDERS, sent[first].id, sent[last].id)
+    found = await lag(client)
+    left = len([n for n in range(5, 300) if not first <= n <= last])
+    assert found.lag == pytest.approx(left, abs=10)
+
+
 async def test_a_slot_that_is_behind_others_makes_the_lag_an_estimate(
     client: Client, autojump_clock: MockClock
 ) -> None:
