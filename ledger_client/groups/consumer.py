@@ -429,7 +429,8 @@ class GroupConsumer(Openable):
 def _check_poll(wait_s: float, messages_max: int) -> None:
     """Raise ValueError for arguments that poll() does not take."""
     check_timeout(wait_s, "wait_s")
-    if not (isinstance(messages_max, int) and 1 <= messages_max <= MESSAGES_MAX):
+    is_count = isinstance(messages_max, int) and 1 <= messages_max <= MESSAGES_MAX
+    if not is_count or isinstance(messages_max, bool):
         raise ValueError(f"messages_max takes 1 to {MESSAGES_MAX}, not {messages_max!r}")
 
 

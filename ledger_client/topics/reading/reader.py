@@ -287,7 +287,8 @@ class TopicReader(Openable):
 
 def check_pull(messages_max: object, wait_s: object) -> None:
     """Raise ValueError unless next_messages() takes these arguments."""
-    if not (messages_max is None or (isinstance(messages_max, int) and messages_max >= 1)):
+    is_count = isinstance(messages_max, int) and messages_max >= 1
+    if not (messages_max is None or is_count) or isinstance(messages_max, bool):
         raise ValueError(f"messages_max takes 1 or more, not {messages_max!r}")
     if wait_s is not None:
         check_timeout(wait_s, "wait_s")

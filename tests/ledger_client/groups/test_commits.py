@@ -393,7 +393,7 @@ async def test_a_consumer_that_is_over_says_so_to_each_call(autojump_clock: Mock
             consumer.commit_nowait(message)
 
 
-@pytest.mark.parametrize("count", [0, -1, 1.5, "x", None, 10**30])
+@pytest.mark.parametrize("count", [0, -1, 1.5, "x", None, True, 10**30])
 async def test_a_poll_takes_a_number_of_messages(autojump_clock: MockClock, count: object) -> None:
     async with shop(1) as (_, client), client.consumer(ORDERS, group="billing") as consumer:
         for poll in (consumer.poll, consumer.poll_batches):
