@@ -18,7 +18,8 @@ declares nothing wrote it, or the bookie lost what it knew. It stays, and client
 incarnation get UNKNOWN_STATE, until it is deleted; or, in limbo, until repair has found all its
 entries elsewhere and lets it be forgotten (lost_records.py).
 
-Clients of BookKeeper declare nothing, and mean whatever is stored. What is not stored they create
+Clients of BookKeeper declare nothing, and mean whatever is stored. In doubt they get IO_ERROR:
+UNKNOWN_STATE makes BookKeeper's own client close the connection. What is not stored they create
 only where the metadata has the ledger, as it does if BookKeeper's own client or ours created it,
 and as that ledger: with its incarnation, and with the master key of its password if it is one of
 ours. Otherwise an id that is yet to be issued would have entries, a fence or another key already.
@@ -120,13 +121,13 @@ class Incarnations:
         """Return what holds for clients that declare nothing, of a ledger that is not stored.
 
         The tombstone of an earlier ledger with this id is replaced. Costs two reads of the
-        metadata; the code is UNKNOWN_STATE if they do not answer within ASK_S.
+        metadata; the code is IO_ERROR if they do not answer within ASK_S.
         """
         if ledger_id >= FREE_FROM and not self._is_shared:
             return Newcomer(Code.OK)
         is_known, record = await self._ask(ledger_id)
         if record is None:
-            return Newcomer(Code.NO_LEDGER if is_known else Code.UNKNOWN_STATE)
+            return Newcomer(Code.NO_LEDGER if is_known else Code.IO_ERROR)
         if record.incarnation == 0:
             return Newcomer(Code.OK)
         here = self._engine.ledger(ledger_id)
@@ -155,7 +156,7 @@ class Incarnations:
         if is_here or request.incarnation or request.ledger_id < 0:
             return request
         found = await self.newcomer(request.ledger_id)
-        if found.code == Code.UNKNOWN_STATE:
+        if found.code == Code.IO_ERROR:
             raise NotFenced(f"ledger {request.ledger_id}: the metadata did not answer")
         if found.code:
             raise NotFenced(f"ledger {request.ledger_id}: there is none", Code.NO_LEDGER)
@@ -165,7 +166,7 @@ class Incarnations:
             reason = f"ledger {request.ledger_id} is not the one that is stored"
             raise NotFenced(reason, Code.UNKNOWN_STATE)
         return msgspec.structs.replace(
-            request, incarnation=found.incarnation, other_code=Code.UNKNOWN_STATE
+            request, incarnation=found.incarnation, other_code=Code.IO_ERROR
         )
 
     async def record_of(self, ledger_id: int) -> LedgerRecord | None:

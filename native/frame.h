@@ -97,8 +97,9 @@
 #define BK_FLAG_MEND 256 /* of ADD: store it although other bytes are here, which are wrong */
 #define BK_FLAG_FROM_LOG 512 /* of BATCH_READ: from entry logs; one in the memtable is NO_ENTRY */
 
-/* Codes of responses: BookKeeper's, and from 200 on those that only a client hears who said
- * which incarnation it means. An ADD that repeats an entry with other bytes is a BAD_REQUEST. */
+/* Codes of responses: BookKeeper's, and from 200 on ours. UNKNOWN_STATE and OTHER_LEDGER go only to
+ * a client that said which incarnation it means: BookKeeper's own closes its connection at either.
+ * An ADD that repeats an entry with other bytes is a BAD_REQUEST. */
 #define BK_CODE_OK 0
 #define BK_CODE_NO_LEDGER 1
 #define BK_CODE_NO_ENTRY 2

@@ -17,7 +17,7 @@ int bk_newcomer_judge(bk_connection *connection, const bk_ledger *ledger, int64_
     if (*code == 0 && newcomer->has_key && memcmp(newcomer->key, key, BK_KEY_SIZE) != 0)
         *code = BK_CODE_UNAUTHORIZED;
     else if (*code == 0 && ledger != NULL && ledger->incarnation != newcomer->incarnation)
-        *code = BK_CODE_UNKNOWN_STATE;
+        *code = BK_CODE_IO_ERROR;
     return BK_OK;
 }
 

@@ -348,6 +348,21 @@ async def test_a_fence_of_who_says_nothing_gives_no_ledger_its_key(tmp_path: Pat
         await assert_new(here, 1)
 
 
+async def test_who_says_nothing_hears_of_no_unknown_state(tmp_path: Path) -> None:
+    """BookKeeper's own client closes its connection at that code. Stored is a former ledger."""
+    async with former(tmp_path) as here:
+        await here.says(NEW)
+        assert await here.read(0) == (Code.NO_ENTRY, b"")
+        await here.says(0)
+        await today(here.store, 3333)
+        for request in (
+            v2.add(LEDGER, 0),
+            v2.write_lac(LEDGER, 0),
+            v2.read(LEDGER, -1, fence_key=v2.KEY),
+        ):
+            assert (await here.peer.ask(request)).code == Code.IO_ERROR
+
+
 async def test_a_fence_is_refused_where_the_cluster_has_no_such_ledger_any_more(
     tmp_path: Path,
 ) -> None:
@@ -406,7 +421,7 @@ async def test_without_the_metadata_nobody_hears_that_there_is_no_ledger(
 ) -> None:
     async with bookie(config_in(tmp_path)) as here:
         setattr(here.flaky, doubt, True)
-        assert await here.add(0) == Code.UNKNOWN_STATE
+        assert await here.add(0) == Code.IO_ERROR
         fence = await here.peer.ask(v2.read(LEDGER, -1, fence_key=v2.KEY))
         assert fence.code == Code.IO_ERROR
         setattr(here.flaky, doubt, False)
