@@ -29,6 +29,7 @@ A client that picks its ids itself may pick them from foreign.FREE_FROM up.
 from __future__ import annotations
 
 import logging
+import math
 
 import msgspec
 import trio
@@ -95,6 +96,7 @@ class Incarnations:
         self._events = events
         self._store = store
         self._bookie_id = bookie_id
+        self._silent_until = -math.inf
 
     async def is_over(self, ledger_id: int, meant: int) -> bool:
         """Return True if incarnation *meant* is over, because another one is current.
@@ -123,7 +125,7 @@ class Incarnations:
         The tombstone of an earlier ledger with this id is replaced. Costs two reads of the
         metadata; the code is IO_ERROR if they do not answer within ASK_S.
         """
-        if ledger_id >= FREE_FROM and not self._is_shared:
+        if self._is_free(ledger_id):
             return Newcomer(Code.OK)
         is_known, record = await self._ask(ledger_id)
         if record is None:
@@ -136,10 +138,19 @@ class Incarnations:
         key = Digest(password=record.password_bytes).master_key
         return Newcomer(Code.OK, record.incarnation, key)
 
-    async def tell(self, connection: Connection) -> None:
-        """Tell *connection* what holds for the ledger that it asked for."""
+    async def tell(self, connection: Connection, known: dict[int, Newcomer]) -> None:
+        """Tell *connection* what holds for the ledger that it asked for, and add that to *known*.
+
+        Its next frames wait meanwhile, those of other ledgers too. So if the metadata did not
+        answer, new ledgers are refused unasked for as long as the question took.
+        """
+        await trio.lowlevel.checkpoint()  # what is known would never yield
         ledger_id = connection.asked
-        found = await self.newcomer(ledger_id)
+        if ledger_id not in known:
+            is_silent = trio.current_time() < self._silent_until and not self._is_free(ledger_id)
+            doubt = Newcomer(Code.IO_ERROR)
+            known[ledger_id] = doubt if is_silent else await self.newcomer(ledger_id)
+        found = known[ledger_id]
         connection.tell(ledger_id, found.code, found.incarnation, found.key)
 
     async def meant(self, request: Request) -> Request:
@@ -177,6 +188,7 @@ class Incarnations:
     async def _ask(self, ledger_id: int) -> tuple[bool, LedgerRecord | None]:
         """Return the ledger's record, if any; and False if it is unknown whether there is one."""
         key = ledger_key(ledger_id)
+        began_at = trio.current_time()
         try:
             with trio.move_on_after(ASK_S):
                 if await self._store.get(cookie_key(self._bookie_id)) is None:
@@ -185,7 +197,12 @@ class Incarnations:
                 return True, None if found is None else decode_ledger(key, found.value)
         except (MetadataError, msgspec.MsgspecError) as error:
             _log.warning("the record of ledger %d is unknown: %s", ledger_id, error)
+        now = trio.current_time()
+        self._silent_until = now + min(now - began_at, ASK_S)
         return False, None
+
+    def _is_free(self, ledger_id: int) -> bool:
+        return ledger_id >= FREE_FROM and not self._is_shared
 
     async def _renew(self, ledger_id: int, before: int, after: int) -> None:
         while True:

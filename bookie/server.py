@@ -41,7 +41,7 @@ from bookie.errors import PeerAtFault
 from bookie.events import Events, Wakeup
 from bookie.fences import Fences
 from bookie.hints import HintBox, Hints
-from bookie.incarnations import Incarnations
+from bookie.incarnations import Incarnations, Newcomer
 from bookie.listeners import has_unread, peer_address
 from bookie.outbox import CallRoom, Outbox, ParkedCalls
 from bookie.parked import FollowedLedgers, ParkedReads
@@ -367,6 +367,7 @@ class Conversation:
         """Feed a chunk to the engine; return False if the connection must end."""
         rest = memoryview(chunk)
         verdict = Verdict.OK
+        newcomers: dict[int, Newcomer] = {}
         # A completed frame that must be tried again waits in the engine, without a rest.
         while rest or verdict in (Verdict.FULL, Verdict.AGAIN, Verdict.ASK):
             space = self._server.events.space
@@ -382,7 +383,7 @@ class Conversation:
             if verdict is Verdict.CLOSE:
                 return False
             if verdict is not Verdict.OK:
-                await self._wait_for(verdict, space)
+                await self._wait_for(verdict, space, newcomers)
         self._connection.forget()  # later frames may be about a ledger that is created until then
         before, self._partial = self._partial, self._account().partial
         # The whole chunk belongs to the frame that had begun, so its deadline stays.
@@ -392,7 +393,9 @@ class Conversation:
             self._server.budget.unfinished.mark_unfinished(self._token, self._partial > 0)
         return bool(chunk)
 
-    async def _wait_for(self, verdict: Verdict, space: trio.Event) -> None:
+    async def _wait_for(
+        self, verdict: Verdict, space: trio.Event, newcomers: dict[int, Newcomer]
+    ) -> None:
         if verdict is Verdict.FULL:
             self._full = True
             await space.wait()
@@ -400,7 +403,7 @@ class Conversation:
         elif verdict is Verdict.AGAIN:
             await trio.to_thread.run_sync(self._connection.look, limiter=self._server.read_workers)
         elif verdict is Verdict.ASK and self._server.incarnations:
-            await self._server.incarnations.tell(self._connection)
+            await self._server.incarnations.tell(self._connection, newcomers)
 
     def _account(self) -> Backlog:
         """Let the budget know what the connection holds, and return that."""
