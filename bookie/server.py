@@ -57,6 +57,7 @@ _log = logging.getLogger(__name__)
 _CHUNK_SIZE = 256 << 10
 # Each chunk of a response has a deadline of its own, so a slow peer that makes progress is kept.
 _PIECE_SIZE = 256 << 10
+_FRAME_PIECES = 10  # of the time that a frame may take
 _PARKED_MAX = 256  # parked reads of one connection, and parked calls
 _TASKS_MAX = 64 + _PARKED_MAX + 2  # fences and calls of one connection; two wait for news
 _CALL_SIZE = 4 << 10  # of the task of a call
@@ -340,21 +341,27 @@ class Conversation:
                 await self._eased.wait()
 
     async def _next_chunk(self) -> bytes:
-        """Return the next bytes, none at the end. Only time waiting for the peer counts."""
-        size = self._chunk_size()
+        """Return the next bytes, none at the end. Only time waiting for the peer counts.
+
+        The time for a frame is waited in pieces: a pause of this process counts as one of them.
+        """
+        size, chunk = self._chunk_size(), None
         while not self._leaving:
             started = trio.current_time()
-            patience_s = self._frame_left_s if self._partial else self._idle_s
-            self._receiving_since = started
-            with trio.move_on_after(patience_s) as self._hearing:
+            self._receiving_since = min(self._receiving_since, started)
+            piece_s = min(self._frame_left_s, self._frame_s / _FRAME_PIECES)
+            with trio.move_on_after(piece_s if self._partial else self._idle_s) as self._hearing:
                 self._listening = True
                 chunk = bytes(await self._stream.receive_some(size))
                 self._listening = False
                 self._receiving_since = math.inf
-                self._frame_left_s -= trio.current_time() - started
+            self._frame_left_s -= min(trio.current_time() - started, piece_s)
+            if chunk is not None:
                 return chunk
-            if not self._leaving and (self._partial or self._is_drained()):
-                raise PeerAtFault(f"connection {self._token}: nothing came for {patience_s:g} s")
+            is_late = self._frame_left_s <= 0 if self._partial else self._is_drained()
+            if is_late and not self._leaving:
+                limit_s = self._frame_s if self._partial else self._idle_s
+                raise PeerAtFault(f"connection {self._token}: nothing whole came for {limit_s:g} s")
         return b""
 
     def _chunk_size(self) -> int:

@@ -287,6 +287,17 @@ async def test_a_dribbler_is_closed_when_its_frame_takes_too_long(
         assert rig.server.dropped == 1
 
 
+async def test_a_peer_that_stops_within_a_frame_is_closed_in_time(
+    quiet: Serving, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with quiet as rig:
+        peer = rig.connect()
+        await peer.stream.send_all(v2.ADD_HELLO[:20])
+        started = trio.current_time()
+        assert await peer.closed()
+        assert trio.current_time() - started == pytest.approx(5)
+
+
 async def test_a_slow_peer_that_finishes_its_frames_is_kept(
     quiet: Serving, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -297,6 +308,26 @@ async def test_a_slow_peer_that_finishes_its_frames_is_kept(
             await trio.sleep(4)
             await peer.stream.send_all(v2.READ_HELLO[10:])
             assert (await peer.response()).code == 1
+
+
+@pytest.mark.parametrize("hears", [True, False], ids=["bytes", "nothing"])
+async def test_a_pause_of_the_bookie_takes_no_time_from_a_frame(
+    quiet: Serving, mock_clock: trio.testing.MockClock, hears: bool
+) -> None:
+    """A process that was stopped for a minute finds a minute gone, and its peers still sending."""
+    async with quiet as rig:
+        peer = rig.connect()
+        await peer.stream.send_all(v2.ADD_HELLO[:20])
+        await trio.testing.wait_all_tasks_blocked()
+        if hears:
+            await peer.stream.send_all(v2.ADD_HELLO[20:30])
+        mock_clock.jump(60)
+        await trio.testing.wait_all_tasks_blocked()
+        await peer.stream.send_all(v2.ADD_HELLO[20 + 10 * hears :])
+        await trio.testing.wait_all_tasks_blocked()
+        await rig.commit()
+        assert (await peer.response()).code == 0
+        assert rig.server.faults == 0
 
 
 async def test_an_idle_peer_is_closed_after_the_idle_timeout(
