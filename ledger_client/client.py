@@ -227,6 +227,7 @@ class ClientTopics(Topics):
             NoSuchTopic: it does not exist.
             BadTopic: it is without timesync, an argument is not possible, or the state is larger.
             MetadataUnavailable: in time no tick was as late; the message says what holds it back.
+            ReplicasUnavailable: bookies are away that alone have some of the messages.
             Gap: retention removed messages that may belong to the state, or it did after a
                 compaction that is later than the moment.
             TopicBusy: the topic was compacted again and again meanwhile.

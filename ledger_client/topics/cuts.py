@@ -13,7 +13,7 @@ confirmed in each lane while the cut was made, lane by lane.
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from functools import partial
@@ -104,6 +104,7 @@ class Cuts:
             NoSuchTopic: a topic does not exist.
             MetadataUnavailable: it was not made in time; the message names the lane that holds
                 back ticks. After this error alone the cut may exist.
+            ReplicasUnavailable: bookies are away that alone have some of the messages.
         """
         listed = [topics] if isinstance(topics, str) else list(topics)
         await self._check(name, listed)
@@ -222,21 +223,23 @@ async def places_at(
     topics: Sequence[TopicRecord],
     at: Timestamp | datetime,
     *,
+    partitions: Collection[int] | None = None,
     is_past: bool = True,
     timeout_s: float = TIMEOUT_S,
 ) -> Position:
     """Return the place in each lane after its last message up to a moment, as a cut would have it.
 
-    Nothing is kept for it.
+    Nothing is kept for it. *partitions*: look only at their lanes.
 
     Raises:
         BadCut: a topic has no timestamps, the moment is in the future, or, with *is_past*, all
             that was there up to it may have been removed.
         MetadataUnavailable: ticks did not reach the moment in time.
+        LedgerError: a place could not be searched for.
     """
     name = "as of a moment"
     _check_timed(name, topics, at=at, loose=False)
-    making = _Making(context, name, trio.current_time() + timeout_s, timeout_s)
+    making = _Making(context, name, trio.current_time() + timeout_s, timeout_s, partitions)
     moment = await making.moment(at)
     found = [await making.topic(topic, moment, is_past=is_past) for topic in topics]
     return Position(
@@ -255,11 +258,19 @@ async def places_at(
 class _Making:
     """The places of one cut."""
 
-    def __init__(self, context: TopicContext, name: str, ends_at: float, timeout_s: float) -> None:
+    def __init__(
+        self,
+        context: TopicContext,
+        name: str,
+        ends_at: float,
+        timeout_s: float,
+        partitions: Collection[int] | None = None,
+    ) -> None:
         self.name = name
         self.timeout_s = timeout_s
         self._context = context
         self._ends_at = ends_at
+        self._partitions = partitions
         self._places = PlaceFinder(context.opener)
 
     async def moment(self, at: Timestamp | datetime | None) -> int:
@@ -296,7 +307,10 @@ class _Making:
             return {}  # a lane that opens from now on has greater timestamps
         left_s = max(self._ends_at - trio.current_time(), 0.0)
         ticks = TickFollower(self._context, topic)
-        return (await ticks.newest(moment - 1, limit_s=left_s)).covers
+        covers = (await ticks.newest(moment - 1, limit_s=left_s)).covers
+        if self._partitions is None:
+            return covers
+        return {lane: cover for lane, cover in covers.items() if lane[0] in self._partitions}
 
     async def _lanes(self, topic: TopicRecord, covers: Covers | None) -> list[KnownLane]:
         """Return the lanes of a topic, of one with timesync those that are covered."""
@@ -347,11 +361,12 @@ class _Making:
     async def _place(self, known: KnownLane, moment: int, cover: int) -> Place:
         """Return the place after the last message of a lane up to the moment.
 
-        Those messages lie before the version *cover*, and are durable. Until a reader learns that
-        they are confirmed, the lane seems to end before them.
+        Those messages lie before the version *cover*, and are durable, whatever the bookies that
+        answer know to be confirmed.
         """
         while True:
-            found = await self._places.find_time(known, Timestamp(moment).next())
+            time = Timestamp(moment).next()
+            found = await self._places.find_time(known, time, confirmed=cover)
             if found.exact or found.place.version >= cover:
                 return found.place
             record, first = await known.rows.record(), await known.rows.first_from(0)

@@ -105,15 +105,21 @@ class PlaceFinder:
             why = f"is behind the end of {of}ledger {ledger_id}, which ends at {at}"
             raise _no_place(known.lane, place, why)
 
-    async def find_time(self, known: KnownLane, time: Time, start: Place = EARLIEST) -> FoundPlace:
-        """Return the place before the first message at *time* or later, from *start* on."""
+    async def find_time(
+        self, known: KnownLane, time: Time, start: Place = EARLIEST, *, confirmed: int = 0
+    ) -> FoundPlace:
+        """Return the place before the first message at *time* or later, from *start* on.
+
+        The caller knows that entries before the version *confirmed* are confirmed.
+        """
         compacted = known.compacted
         if compacted is not None and compacted.holds(start):
             place = await find_time_compacted(known.lane, compacted, self._opener, time, start)
             if place is not None:
                 return FoundPlace(place, True)
             start = compacted.horizon
-        return await TimeSearch(known.lane, known.rows, self._opener).find(time, start=start)
+        search = TimeSearch(known.lane, known.rows, self._opener, confirmed=confirmed)
+        return await search.find(time, start=start)
 
     async def _latest(self, known: KnownLane) -> Place:
         row = await known.rows.at(known.record.current) if known.record.current >= 0 else None

@@ -49,12 +49,18 @@ class FoundPlace(NamedTuple):
 
 
 class TimeSearch:
-    """Finds times in the raw ledgers of a lane. Raises MessagesLost, and the errors of reading."""
+    """Finds times in the raw ledgers of a lane. Raises MessagesLost, and the errors of reading.
 
-    def __init__(self, lane: LaneRef, rows: LedgerRows, opener: LedgerOpener) -> None:
+    *confirmed*: entries before this version are confirmed, which bookies may not know.
+    """
+
+    def __init__(
+        self, lane: LaneRef, rows: LedgerRows, opener: LedgerOpener, *, confirmed: int = 0
+    ) -> None:
         self._lane = lane
         self._rows = rows
         self._opener = opener
+        self._confirmed = confirmed
 
     async def find(self, time: AnyTime, *, start: Place = EARLIEST) -> FoundPlace:
         """Return the place before the first message at *time* or later, from *start* on."""
@@ -81,8 +87,9 @@ class TimeSearch:
                 return None, end
             if time.rises(self._lane) and time.is_before(row.ledger):
                 return begin, end
+        known = self._confirmed - row.ledger.base_version - 1
         try:
-            reader = await self._opener.open(row.ledger.ledger_id)
+            reader = await self._opener.open(row.ledger.ledger_id, confirmed=known)
         except NoSuchLedger:
             found = await self._rows.at(row.number)
             if found is None or found.ledger.state != "closed":

@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 
 from ledger_client.errors import BadTopic, TopicBusy
 from ledger_client.topics.context import TopicContext
+from ledger_client.topics.cuts import places_at
 from ledger_client.topics.lanes.ledger_rows import lanes_of
 from ledger_client.topics.messages import Message
 from ledger_client.topics.positions import LanePlace, Place, Position
@@ -26,6 +27,7 @@ from ledger_client.topics.reading.options import (
     UNTIMED,
     AsOf,
     Consistency,
+    Start,
     check_moment,
 )
 from ledger_client.topics.reading.reader import open_reader
@@ -125,7 +127,7 @@ async def topic_state(
             context,
             name,
             start=await _beginning(context, topic),
-            end=Timestamp(moment),
+            end=await _end(context, topic, moment, partitions),
             partitions=partitions,
             compacted=compacted,
             on_gap=on_gap,
@@ -149,6 +151,26 @@ async def _beginning(context: TopicContext, topic: TopicRecord) -> Position:
     there = await lanes_of(context.store, topic.uid, timeout_s=context.catalogue.timeout_s)
     return Position(
         LanePlace(topic.name, topic.uid, partition, lane, _FIRST) for partition, lane, _ in there
+    )
+
+
+async def _end(
+    context: TopicContext, topic: TopicRecord, moment: int, partitions: Sequence[int] | None
+) -> Start:
+    """Return the place in each lane after its last message up to *moment*.
+
+    Ticks say how far these messages reach, so if no bookie that has them answers, the read fails. A
+    read up to a time ends where the bookies that answer know of nothing more.
+    """
+    if not moment:
+        return Timestamp(0)  # there is no tick yet
+    return await places_at(
+        context,
+        [topic],
+        Timestamp(moment),
+        partitions=partitions,
+        is_past=False,
+        timeout_s=context.options.append_timeout_s,
     )
 
 

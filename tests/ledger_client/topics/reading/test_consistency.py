@@ -13,7 +13,8 @@ from replaced import replaced
 from trio.testing import MockClock
 
 from ledger_client import Client, Options, Producer, Timestamp, TopicState
-from ledger_client.errors import BadTopic, Gap, MetadataUnavailable
+from ledger_client.background import Background
+from ledger_client.errors import BadTopic, Gap, MetadataUnavailable, ReplicasUnavailable
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.lanes.lane_state import SealedBatch
 from ledger_client.topics.lanes.lane_writer import LaneWriter
@@ -21,6 +22,7 @@ from ledger_client.topics.reading import consistency, state
 from ledger_client.topics.reading.options import Consistency
 from metadata.time.timestamps import first_at, split, utc_of
 from metadata.topics import TopicRecord
+from native.frame import Opcode, Request
 
 C0 = "milvus/c0"
 LEVELS: tuple[Consistency, ...] = ("strong", "bounded", "session", "eventual")
@@ -78,6 +80,31 @@ def set_ahead(client: Client) -> None:
     clock = client._context.clock
     now_ms = clock.now_ms
     clock.now_ms = lambda: now_ms() + DAY_MS  # type: ignore[method-assign]  # for this client
+
+
+@asynccontextmanager
+async def apart(cluster: MemoryCluster, away: set[int]) -> AsyncIterator[Client]:
+    """A client that does not reach the bookies on some ports."""
+
+    async def open_stream(host: str, port: int) -> trio.abc.Stream:
+        if port in away:
+            raise OSError("no route to it")
+        return await cluster.open_stream(host, port)
+
+    async with Background() as nursery:
+        yield Client(
+            TopicContext(cluster.store, nursery, open_stream=open_stream, chance=cluster.chance)
+        )
+
+
+def missing_out(request: Request) -> float:
+    """Return the delay of a bookie that gets no more entries, and does not hear of them."""
+    return 3600.0 if request.opcode in {Opcode.ADD, Opcode.WRITE_LAC} else 0.0
+
+
+def unheard(request: Request) -> float:
+    """Return the delay of a bookie that does not hear which entries are acknowledged."""
+    return 3600.0 if request.opcode == Opcode.WRITE_LAC else 0.0
 
 
 @asynccontextmanager
@@ -285,6 +312,54 @@ async def test_a_state_is_that_of_the_keys_and_partitions_that_were_asked_for(
         with pytest.raises(BadTopic, match="more than 1000 bytes"):
             await other.topics.state(C0, size_max=1000)
         assert len((await other.topics.state(C0, size_max=1000, keys=[b"k1"])).messages) == 1
+
+
+@pytest.mark.parametrize("compacts", [False, True])
+async def test_a_state_fails_where_bookies_with_acknowledged_messages_are_away(
+    autojump_clock: MockClock, compacts: bool
+) -> None:
+    """MV-46: the bookie that answers lacks the last message, and has not heard of it."""
+    away: set[int] = set()
+    async with (
+        memory_cluster(3) as cluster,
+        cluster.client() as one,
+        apart(cluster, away) as other,
+    ):
+        cluster.lead("b3", has_ticks=True, wall_ms=wall_ms)
+        await one.topics.create(C0, 2, timesync=True, replication=3, ack_quorum=2)
+        async with one.producer(C0, partition=0) as producer:
+            await producer.send(b"1", key=b"a")
+        if compacts:
+            await one.topics.compact(C0)
+        async with one.producer(C0, partition=0) as producer:
+            await producer.send(b"2", key=b"b")
+            assert await seen(other) == {b"a": b"1", b"b": b"2"}
+            cluster.bookies["b3"].delay_s = missing_out
+            await producer.send(b"3", key=b"b")
+            away |= {1, 2}
+            for name in ("b1", "b2"):
+                cluster.bookies[name].drop_connections()
+            with pytest.raises(ReplicasUnavailable, match="no route to it"):
+                await seen(other)
+            assert (await other.topics.state(C0, partitions=[1])).messages == {}
+            away.clear()
+            assert await seen(other) == {b"a": b"1", b"b": b"3"}
+
+
+async def test_a_state_has_messages_that_no_bookie_knows_to_be_acknowledged(
+    autojump_clock: MockClock,
+) -> None:
+    """The tick says that they are, though its writer hangs, so that no bookie hears of it."""
+    async with collection() as (cluster, one, other), one.producer(C0, partition=0) as producer:
+        await producer.send(b"1", key=b"a")
+        assert await seen(other) == {b"a": b"1"}
+        for bookie in cluster.bookies.values():
+            bookie.delay_s = unheard
+        await producer.send(b"2", key=b"a")
+        await trio.sleep(1)
+        began = trio.current_time()
+        assert await seen(other, "eventual") == {b"a": b"2"}
+        assert trio.current_time() - began < 0.1
 
 
 async def test_what_is_no_moment_is_refused(autojump_clock: MockClock) -> None:
