@@ -19,11 +19,14 @@ next tick, at no cost, until a lane changes or the topic does.
 
 A lane whose writer died would hold all ticks back. So a lane that nobody reports, and whose lease
 is gone at two looks, is closed as its next writer would close it.
+
+Tick ledgers that no message needs are removed beside the rounds: that takes a look at each lane.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
@@ -33,6 +36,7 @@ from ledger_client.cluster.observer import TickFigures, TopicTicks
 from ledger_client.errors import LedgerError, NoSuchTopic, lane_text
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.lanes.lane_end import close_lane
+from ledger_client.topics.tick_follower import tick_rows
 from ledger_client.topics.tick_log import TickLog
 from metadata.errors import BadRecord, LeaseLost, MetadataError, NotLeader, VersionConflict
 from metadata.leadership import Term
@@ -75,6 +79,8 @@ APPEND_S = 10.0
 """For one tick; then the topic's ticks begin anew."""
 TRIM_S = 60.0
 """Between two looks for tick ledgers that no message needs."""
+TRIM_LIMIT_S = 600.0
+"""For one such look, which asks the store about each lane."""
 WARN_ROUNDS = 10
 """A lane or change that holds ticks back for so many times ROUND_S is named in the log."""
 WARN_S = 120.0
@@ -159,6 +165,7 @@ class TickedTopic:
 
     Attributes:
         made_at: when its newest tick was made, by trio's clock.
+        trim_at: when to look for old tick ledgers; infinite while a look is under way.
         watch: warns of who holds its ticks back.
     """
 
@@ -327,8 +334,9 @@ class Office:
             await self._store.transact([self._term.check])
         desk, topics = self._timekeeper.desk, list(self._topics.values())
         for topic in topics:
-            if topic.lanes.uid in self._holds or trio.current_time() >= topic.trim_at:
+            if topic.lanes.uid in self._holds:
                 self._wake(topic)
+            self._trim_when_due(topic)
         desk.moment = moment  # not before: a change that is under way holds it back
         for topic in topics:
             if not (topic.is_busy or topic.lanes.uid in desk.at_rest):
@@ -406,9 +414,7 @@ class Office:
             decision = topic.ticker.decide(moment, topic.lanes.views, topic.reports, holds)
             if decision is None or not decision.is_stored:
                 self._made(topic, topic.ticker, decision)
-                if trio.current_time() < topic.trim_at:
-                    return
-                decision = None
+                return
         topic.is_busy = True
         self._nursery.start_soon(self._advance, topic, decision)
 
@@ -428,7 +434,6 @@ class Office:
                     await topic.log.append(decision.timestamp, decision.covers)
                     self._made(topic, topic.ticker, decision)
                     self._figures.note_stored(topic.lanes.name)
-                await self._trim(topic)
         except NoSuchTopic:
             self._forget(topic)
         except LeaseLost:
@@ -510,19 +515,41 @@ class Office:
 
     # --- old ticks ---------------------------------------------------------------------------
 
-    async def _trim(self, topic: TickedTopic) -> None:
-        """Now and then, remove tick ledgers below the oldest message of the topic."""
-        if trio.current_time() < topic.trim_at:
-            return
-        topic.trim_at = trio.current_time() + TRIM_S
-        firsts = [topic.ticker.stored.timestamp if topic.ticker is not None else 0]
-        for lane in topic.lanes.views:
+    def _trim_when_due(self, topic: TickedTopic) -> None:
+        """Now and then, begin to look for tick ledgers that no message of the topic needs."""
+        if topic.ticker is not None and trio.current_time() >= topic.trim_at:
+            topic.trim_at = math.inf
+            self._nursery.start_soon(self._trim, topic, topic.ticker.stored.timestamp)
+
+    async def _trim(self, topic: TickedTopic, stored: int) -> None:
+        """Remove tick ledgers below the oldest message of the topic; they can wait.
+
+        Lanes that open meanwhile have greater timestamps than *stored*, that of the last tick.
+        """
+        try:
+            with trio.fail_after(TRIM_LIMIT_S):
+                rows = await tick_rows(self._context, topic.lanes.uid)
+                if len(rows) > 1:  # the last one stays
+                    await topic.log.trim(await self._first_needed(topic, stored, rows[1][1].after))
+        except LeaseLost:
+            raise
+        except (MetadataError, LedgerError, trio.TooSlowError) as failure:
+            _log.warning("old ticks of %s stay for now: %s", topic.lanes.name, failure)
+        finally:
+            topic.trim_at = trio.current_time() + TRIM_S
+
+    async def _first_needed(self, topic: TickedTopic, stored: int, least: int) -> int:
+        """Return a timestamp up to that of the oldest message; at *least* the look ends early."""
+        needed = stored
+        for lane in list(topic.lanes.views):
+            if needed <= least:
+                break
             prefix = lane_ledgers_prefix(topic.lanes.uid, *lane)
             for key, found in await self._store.list(prefix, limit=1):
                 row = decode_lane_ledger(key, found.value)
                 opened_ms = max(row.created_ms - CLOCKS_APART_MS, 0)
-                firsts.append(row.first_timestamp or compose(opened_ms))
-        await topic.log.trim(min(firsts))
+                needed = min(needed, row.first_timestamp or compose(opened_ms))
+        return needed
 
 
 def _holder_text(holder: LaneIndex | TickHold | None) -> str:

@@ -8,22 +8,26 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 from memory_cluster import MemoryCluster, memory_cluster
+from memory_store import MemoryStore
+from replaced import replaced
 from trio.testing import MockClock
 
 from ledger_client import Client, Timestamp
+from ledger_client.cluster import ticking
 from ledger_client.errors import MetadataUnavailable, NoSuchTopic
+from ledger_client.topics import tick_log
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.cuts import places_at
 from ledger_client.topics.reading.consistency import visible
 from ledger_client.topics.tick_follower import TickFollower, tick_rows, was_opened
 from ledger_client.topics.ticks import Tick
 from metadata.records import ledger_key
-from metadata.store import Delete, Put
+from metadata.store import Delete, Page, Put
 from metadata.time.calls import LaneReport, LanesNoted, ReportLanes
 from metadata.time.tick_rows import LANES_OF_TOPIC, TIME_DDL, lanes_of_topic_key
-from metadata.topics import TopicRecord, lane_key
+from metadata.topics import LANE_LEDGERS, TopicRecord, lane_key
 
-ORDERS, RETURNS = "shop/orders", "shop/returns"
+ORDERS, RETURNS, VISITS = "shop/orders", "shop/returns", "shop/visits"
 
 
 class Shop:
@@ -149,3 +153,48 @@ async def test_a_deleted_topic_is_not_taken_for_one_without_messages(
             await visible(shop_.context, [topic], "strong", staleness_s=0)
         with pytest.raises(NoSuchTopic):
             await places_at(shop_.context, [topic], Timestamp(1 << 18))
+
+
+async def test_ticks_go_on_while_the_store_takes_long_to_say_which_of_them_are_old(
+    autojump_clock: MockClock,
+) -> None:
+    """The leader asks about each lane, once there is a ledger of ticks that may go.
+
+    It does not give up after the time for one tick.
+    """
+    list_now, looks = MemoryStore.list, list[str]()
+
+    async def list_slowly(
+        store: MemoryStore, prefix: str, *, after: str = "", limit: int = 1000
+    ) -> Page:
+        if prefix.startswith(LANE_LEDGERS) and limit == 1:
+            looks.append(prefix)
+            await trio.sleep(5)
+        return await list_now(store, prefix, after=after, limit=limit)
+
+    with (
+        replaced(tick_log, "ROLL_ENTRIES", 20),
+        replaced(ticking, "TRIM_S", 10),
+        replaced(MemoryStore, "list", list_slowly),
+    ):
+        async with shop() as made:
+            await made.client.topics.create(VISITS, 4, timesync=True)
+            uid, waits, counts = (await made.topic(VISITS)).uid, list[float](), list[int]()
+            async with made.client.producer(VISITS, partition=0) as producer:
+                await producer.send(b"")
+                await trio.sleep(30)
+            assert not looks
+            for _ in range(3):
+                async with made.client.producer(VISITS) as producer:
+                    for number in range(32):
+                        await producer.send(b"", partition=number % 4)
+                        began = trio.current_time()
+                        await made.newest(VISITS)
+                        waits.append(trio.current_time() - began)
+                        await trio.sleep(0.25)
+                await made.client.topics.purge(VISITS)
+                counts.append(len(await tick_rows(made.context, uid)))
+            assert max(waits) < 1
+            await trio.sleep(45)
+            assert len(await tick_rows(made.context, uid)) == 1 < max(counts)
+        assert looks
