@@ -100,7 +100,8 @@ class ConsumerOptions(msgspec.Struct, frozen=True, kw_only=True):
     returns messages of both sides of a tick"""
     start: FirstStart = "latest"
     """where the group begins in a partition in which it has committed nothing: at the earliest
-    message, at the latest, or at a time; "none" raises BadGroup then"""
+    message, at the latest, or at a time; "none" raises BadGroup then. Where a lane has nothing so
+    late, the group begins at its end: what comes there later counts, also with an earlier time"""
     auto_commit_s: float | None = 5.0
     """commit what was consumed so often, and at the end; `None`: only commit() does"""
     member: str = ""
