@@ -175,7 +175,7 @@ class Incarnations:
             raise NotFenced(f"ledger {request.ledger_id} has another key")
         if here is not None and here.incarnation and not found.incarnation:
             reason = f"ledger {request.ledger_id} is not the one that is stored"
-            raise NotFenced(reason, Code.UNKNOWN_STATE)
+            raise NotFenced(reason)
         return msgspec.structs.replace(
             request, incarnation=found.incarnation, other_code=Code.IO_ERROR
         )

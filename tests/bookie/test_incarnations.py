@@ -389,7 +389,7 @@ async def test_a_fence_of_who_says_nothing_is_not_answered_from_a_deleted_ledger
         assert (await here.peer.ask(fence)).code == Code.IO_ERROR
         here.flaky.away = False
         await today(here.store, 0)
-        assert (await here.peer.ask(fence)).code == Code.UNKNOWN_STATE
+        assert (await here.peer.ask(fence)).code == Code.IO_ERROR
         await here.store.delete(ledger_key(LEDGER))
         assert (await here.peer.ask(fence)).code == Code.NO_LEDGER
         await today(here.store, NEW)
