@@ -41,7 +41,7 @@ An offset is JSON that Spark keeps in its checkpoint:
 
 It has for each topic its uid and, for each partition/lane, the place: the ledger's number in the
 lane, entry, messages of the entry before the place, ledger id, version. A lane without a place
-is read from its beginning.
+is read from its first message; if that was removed, messages are missing (failOnDataLoss).
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ The query itself goes on from its checkpoint, and does not depend on that.
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -55,6 +55,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from ledger_client.errors import BadCut, SparkError
+from ledger_client.message_id import MessageId
 from ledger_client.portal import Portal
 from ledger_client.spark.failures import without_stack
 from ledger_client.spark.group_report import GroupReport
@@ -131,11 +132,13 @@ async def plan_of(
     end_inclusive: bool = True,
     starting_cut: str = "",
     ending_cut: str = "",
+    whole: Collection[str] = (),
 ) -> RangePlan:
     """Return the plan of a read between two places. Raises as plan_read()."""
     return await plan_read(
         context,
         options.topics,
+        whole=whole,
         start=start,
         inclusive=inclusive,
         end=end,
@@ -238,7 +241,7 @@ class QuireStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the end of the next micro-batch, which is *start* if there is nothing to read."""
         with without_stack():
             self.commit(start)
-            planned = self._plan(position_of(start), end=self._target)
+            planned = self._plan(position_of(start), end=self._target, whole=self._whole(start))
             check_topics(start, _uids(planned))
             self._latest = _offset(planned, planned.end)
             messages_max, bytes_max = self._limits(limit)
@@ -257,7 +260,7 @@ class QuireStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> list[RangePartition]:
         """Return the tasks of a micro-batch."""
         with without_stack():
-            planned = self._plan(position_of(start), end=position_of(end))
+            planned = self._plan(position_of(start), end=position_of(end), whole=self._whole(start))
             check_topics(end, _uids(planned))
             if not planned.ranges:
                 return []
@@ -304,6 +307,7 @@ class QuireStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end: Start | None = None,
         inclusive: bool = True,
         starting_cut: str = "",
+        whole: Collection[str] = (),
     ) -> RangePlan:
         return self._ask(
             lambda context: plan_of(
@@ -313,8 +317,16 @@ class QuireStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 end=end,
                 inclusive=inclusive,
                 starting_cut=starting_cut,
+                whole=whole,
             )
         )
+
+    def _whole(self, offset: Offset) -> Collection[str]:
+        """Return the topics of which an offset names every lane that there was.
+
+        One that began at a message has, at first, the lane of this message alone.
+        """
+        return () if isinstance(self._options.start, MessageId) else offset.keys()
 
     def _ask(self, question: Callable[[TopicContext], Awaitable[T]]) -> T:
         if self._portal is None:

@@ -58,6 +58,9 @@ class Place(NamedTuple):
 
 
 EARLIEST = Place(UNKNOWN)
+"""Before the first message that is left, whatever was removed before it."""
+FIRST = Place(0, version=0)
+"""Before the first message that the lane ever had: if it was removed, that is a Gap."""
 
 Places = Mapping[int, Place]
 """The place at which each lane of a partition begins; others begin at their first message."""

@@ -102,7 +102,7 @@ class LaneSet:
         chosen = narrow([each.lane for each in lanes], start, options.end)
         lanes = [each for each in lanes if each.lane in chosen]
         self._opener = self._opener.sharing(options.read_ahead_size, len(lanes))
-        begins = await self._find(lanes, start, after=after)
+        begins = await self._find(lanes, start, after=after, begins=not options.reverse)
         if options.end is None or self.until is not None:
             return [LaneRange(*pair) for pair in zip(lanes, begins, strict=True)]
         ends = await self._find(lanes, options.end, after=options.end_inclusive != options.reverse)
@@ -170,16 +170,26 @@ class LaneSet:
             return await read_lane_names(self.store, topic)
 
     async def _find(
-        self, lanes: Sequence[KnownLane], start: Start, *, after: bool, exact: bool = False
+        self,
+        lanes: Sequence[KnownLane],
+        start: Start,
+        *,
+        after: bool,
+        exact: bool = False,
+        begins: bool = False,
     ) -> list[LaneStart]:
-        """Return the place of *start* in each lane; all are looked up at once."""
+        """Return the place of *start* in each lane, at which a read forward *begins*.
+
+        All are looked up at once.
+        """
         places = PlaceFinder(self._opener)
+        find = places.begin if begins else places.find
         found: dict[int, LaneStart] = {}
         failures: list[LedgerError] = []
 
         async def look(index: int) -> None:
             try:
-                found[index] = await places.find(lanes[index], start, after=after)
+                found[index] = await find(lanes[index], start, after=after)
                 if exact:
                     await places.check(lanes[index], found[index].place)
             except LedgerError as failure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ledger_client.errors import BadTopic, Gap, NoSuchLedger
 from ledger_client.ledgers.opener import LedgerOpener
@@ -11,11 +11,13 @@ from ledger_client.message_id import NOT_BATCHED, MessageId
 from ledger_client.topics.lanes.ledger_rows import Row
 from ledger_client.topics.positions import (
     EARLIEST,
+    FIRST,
     UNKNOWN,
     LanePlace,
     LaneRef,
     Place,
     Version,
+    is_position,
 )
 from ledger_client.topics.reading.lane_ranges import KnownLane, LaneStart
 from ledger_client.topics.reading.options import Start
@@ -60,6 +62,18 @@ class PlaceFinder:
             at = await self.find_time(known, time)
             return LaneStart(at.place, None if at.exact else time)
         return LaneStart(kept_place(known.lane, start))
+
+    async def begin(
+        self, known: KnownLane, start: Start, *, after: bool, whole: Collection[str] = ()
+    ) -> LaneStart:
+        """As find(), for a read forward, which takes all of a lane that a position is older than.
+
+        *whole*: topics of which the position leaves out younger lanes alone.
+        """
+        found = await self.find(known, start, after=after)
+        if is_position(start) and is_younger(known.lane, start, whole):
+            return LaneStart(FIRST)
+        return found
 
     async def _compacted(self, known: KnownLane, start: Start, after: bool) -> LaneStart | None:
         """Return the place of a message or version, `None` if it is not compacted."""
@@ -282,4 +296,18 @@ def kept_place(lane: LaneRef, position: Sequence[LanePlace]) -> Place:
             )
         if (kept.partition, kept.lane) == (lane.partition, lane.lane):
             return Place(*kept.place)
-    return EARLIEST  # the lane is younger than the position
+    return EARLIEST
+
+
+def is_younger(lane: LaneRef, position: Sequence[LanePlace], whole: Collection[str] = ()) -> bool:
+    """True if a lane began after the position was taken, which does not name it.
+
+    A position also leaves out partitions that its reader or group did not read. So in topics that
+    are not *whole*, a lane counts as younger only beside others of its partition that were read.
+    """
+    here = [kept for kept in position if kept.topic == lane.topic]
+    if any((kept.partition, kept.lane) == (lane.partition, lane.lane) for kept in here):
+        return False
+    return lane.topic in whole or any(
+        kept.partition == lane.partition and kept.place[0] != UNKNOWN for kept in here
+    )

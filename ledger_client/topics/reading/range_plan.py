@@ -9,7 +9,7 @@ fixed: "latest" is what is confirmed now.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Unpack
 
 import msgspec
@@ -42,6 +42,7 @@ async def plan_read(
     names: str | Sequence[str],
     *,
     closed_only: bool = False,
+    whole: Collection[str] = (),
     **settings: Unpack[ReadSettings],
 ) -> RangePlan:
     """Return the ledger ranges of a read.
@@ -50,6 +51,7 @@ async def plan_read(
         context: the connection.
         names: namespace/name of one topic, or of several.
         closed_only: end before the ledgers that are still being written.
+        whole: topics of which *start*, a position, names every lane that there was.
         settings: ReadOptions; those for following, reading in reverse and merging have no effect.
 
     Raises:
@@ -68,7 +70,7 @@ async def plan_read(
     lane_set = LaneSet(catalogue=context.catalogue, opener=opener, topics=topics, options=options)
     known = await lane_set.lanes()
     chosen = narrow([each.lane for each in known], options.start, options.end)
-    planner = _Planner(opener, options, closed_only=closed_only)
+    planner = _Planner(opener, options, closed_only=closed_only, whole=whole)
     return await planner.plan(topics, [each for each in known if each.lane in chosen])
 
 
@@ -80,10 +82,18 @@ class _LanePlan(NamedTuple):
 
 
 class _Planner:
-    def __init__(self, opener: LedgerOpener, options: ReadOptions, *, closed_only: bool) -> None:
+    def __init__(
+        self,
+        opener: LedgerOpener,
+        options: ReadOptions,
+        *,
+        closed_only: bool,
+        whole: Collection[str],
+    ) -> None:
         self._opener = opener
         self._options = options
         self._closed_only = closed_only
+        self._whole = whole
         self._places = PlaceFinder(opener)
 
     async def plan(self, topics: Sequence[TopicRecord], lanes: Sequence[KnownLane]) -> RangePlan:
@@ -116,7 +126,9 @@ class _Planner:
     async def _lane(self, known: KnownLane) -> _LanePlan:
         options, gaps = self._options, list[Gap]()
         frozen = await self._frozen_end(known)
-        begin = await self._places.find(known, options.begin, after=not options.inclusive)
+        begin = await self._places.begin(
+            known, options.begin, after=not options.inclusive, whole=self._whole
+        )
         if begin.gap is not None:
             self._note(begin.gap, gaps)
         place = frozen if begin.since is not None else begin.place

@@ -161,6 +161,48 @@ async def test_a_reader_from_the_earliest_takes_what_is_there(autojump_clock: Mo
             assert same(await read_all(reader), lane.messages[6:][::-1])
 
 
+async def test_the_beginning_of_a_lane_that_is_younger_than_the_position_is_a_gap(
+    autojump_clock: MockClock,
+) -> None:
+    """TB-73: the position names neither the lane nor, in it, a ledger."""
+    async with laid_topic() as topic:
+        await some_lane(topic, -1, 0)
+        async with topic.client.reader(TOPIC) as reader:
+            await read_all(reader)
+            position = reader.position()
+        young = await some_lane(topic, -1, 1)
+        async with topic.client.reader(TOPIC, start=position) as reader:
+            assert same(await read_all(reader), young.messages)
+        await young.purge(0)
+        async with topic.client.reader(TOPIC, start=position) as reader:
+            with pytest.raises(Gap) as told:
+                await anext(reader)
+            assert (told.value.lane, told.value.missing) == (1, young.rows[0].entries)
+            assert same(await read_all(reader), young.messages[6:])
+        async with topic.client.reader(TOPIC, start=position, reverse=True) as reader:
+            assert len(await read_all(reader)) == 13
+
+
+async def test_a_lane_that_a_position_left_out_is_read_from_what_is_left(
+    autojump_clock: MockClock,
+) -> None:
+    """It may be of another partition than were read, or one at whose beginning nothing was."""
+    async with laid_topic(partitions=2) as topic:
+        await some_lane(topic, 0, 0)
+        other = await some_lane(topic, 1, 0)
+        async with topic.client.reader(TOPIC, partitions=[0]) as reader:
+            begin = reader.position()
+            await read_all(reader)
+            position = reader.position()
+        await other.purge(0)
+        async with topic.client.reader(TOPIC, start=position) as reader:
+            assert same(await read_all(reader), other.messages[6:])
+        beside = await some_lane(topic, 0, 1)
+        await beside.purge(0)
+        async with topic.client.reader(TOPIC, start=begin, lanes=[1]) as reader:
+            assert same(await read_all(reader), beside.messages[6:])
+
+
 async def test_reading_in_reverse_tells_what_was_removed_under_it(
     autojump_clock: MockClock,
 ) -> None:

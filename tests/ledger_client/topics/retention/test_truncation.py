@@ -276,6 +276,27 @@ async def test_a_reader_that_follows_sees_what_is_written_after_a_truncation(
         assert await numbers(client, start=position) == list(range(30, 40))
 
 
+async def test_what_was_deleted_of_a_lane_younger_than_the_position_is_no_gap(
+    autojump_clock: MockClock,
+) -> None:
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        await make(client, order="none")
+        async with client.producer(TOPIC) as one, client.producer(TOPIC, batch_messages=3) as two:
+            await one.send(b"0")
+            async with client.reader(TOPIC) as reader:
+                await anext(reader)
+                position = reader.position()
+            await two.send_many([b"%d" % number for number in range(1, 60)])
+        async with client.reader(TOPIC, start=position) as reader:
+            for _ in range(36):
+                await anext(reader)
+            middle = reader.position()
+        await client.topics.delete_messages(TOPIC, position, middle)
+        assert await numbers(client, start=position) == list(range(37, 60))
+        await client.topics.truncate(TOPIC, position)
+        assert await numbers(client, start=position) == []
+
+
 async def test_spans_leave_out_what_was_deleted(autojump_clock: MockClock) -> None:
     """TB-75: what jobs read is what readers read, also across ledgers that are gone."""
     async with memory_cluster(3) as cluster, cluster.client() as client:
