@@ -116,7 +116,11 @@ class RowRouter:
         if not self._plan.json:
             return _column(table, self._plan.value)
         encode = msgspec.json.Encoder(decimal_format="number").encode
-        rows = table.select(list(self._plan.json)).to_pylist(maps_as_pydicts="lossy")
+        chosen = table.select(list(self._plan.json))
+        for name, column in zip(chosen.column_names, chosen.columns, strict=True):
+            if not all(map(_is_finite, column.chunks)):
+                raise ValueError(f"column {name} has NaN or an infinity, which JSON has not")
+        rows = chosen.to_pylist(maps_as_pydicts="lossy")
         return pa.array(list(map(encode, rows)), pa.binary())
 
     def _explicit(self, table: pa.Table) -> pa.Array | None:
@@ -173,6 +177,19 @@ def _column(table: pa.Table, name: str | None) -> pa.Array | None:
     if found.type in (pa.null(), pa.large_string(), pa.large_binary()):
         found = found.cast(pa.int64() if name.lower() == "event_time" else pa.binary())
     return found
+
+
+def _is_finite(found: pa.Array) -> bool:
+    """True if no number in an array, however deep, is NaN or an infinity."""
+    kind = found.type
+    if pa.types.is_floating(kind):
+        return pc.all(pc.is_finite(found)).as_py() is not False
+    if pa.types.is_map(kind):
+        pair = pa.struct([("key", kind.key_type), ("value", kind.item_type)])
+        return _is_finite(found.cast(pa.list_(pair)))
+    if pa.types.is_list(kind):
+        return _is_finite(pc.list_flatten(found))
+    return not pa.types.is_struct(kind) or all(map(_is_finite, found.flatten()))
 
 
 def _headers(found: pa.Array | None) -> pa.ListArray | None:

@@ -1,8 +1,9 @@
 """Values as columns of their own, as the topic's schema defines them.
 
-Arrow parses JSON, thousands of values at once; Avro and protobuf are decoded one by one
-(topics/values/). Each JSON value is wrapped in an object of its own, so that none can run into
-the next or count as two. Where some do not parse, bisection finds the others.
+Arrow parses JSON, thousands of values at once; json_texts.py converts what JSON has as text. Avro
+and protobuf are decoded one by one (topics/values/). Each JSON value is wrapped in an object of
+its own, so that none can run into the next or count as two. Where some do not parse, bisection
+finds the others.
 
 pyarrow takes long to import, so import this module where it is first needed.
 """
@@ -16,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from ledger_client.errors import SparkError
+from ledger_client.spark.json_texts import from_text, text_kind
 from ledger_client.topics.values.decoder import Decoder, struct_array
 
 Mode = Literal["permissive", "failfast"]
@@ -81,14 +83,16 @@ class ValueParser:
             pa.BufferReader(text),
             read_options=pj.ReadOptions(use_threads=False, block_size=text.size + 1),
             parse_options=pj.ParseOptions(
-                explicit_schema=pa.schema([pa.field("v", self._kind)]),
+                explicit_schema=pa.schema([pa.field("v", text_kind(self._kind))]),
                 newlines_in_values=True,
                 unexpected_field_behavior="ignore",
             ),
         )
         if table.num_rows != len(values):
             raise pa.ArrowInvalid("a value ends, and another begins, within it")
-        return table["v"].combine_chunks() if table.num_rows else pa.array([], self._kind)
+        if not table.num_rows:
+            return pa.array([], self._kind)
+        return from_text(table["v"].combine_chunks(), self._kind)
 
     def _on_bad(self, value: bytes, wrong: Exception) -> None:
         if self._mode == "failfast":

@@ -217,6 +217,26 @@ def test_rows_become_objects() -> None:
     assert b'"price":1.50' in values[0]
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()])
+def test_a_number_that_json_has_not_is_refused_wherever_it_is(
+    number: float, kind: pa.DataType
+) -> None:
+    plan = RowPlan(json=("price",))
+    for wrong, whole in (
+        (number, kind),
+        ([[1.0], [number]], pa.list_(pa.list_(kind))),
+        ({"deep": number}, pa.struct([("deep", kind)])),
+        ([("k", number)], pa.map_(pa.string(), kind)),
+    ):
+        rows = pa.array([None, wrong, None], whole)
+        with pytest.raises(SparkError, match="s/t: column price has NaN or an infinity"):
+            only(pa.table({"price": rows}), plan)
+        for others in (rows.filter(pa.array([True, False, True])), rows.slice(2)):
+            found = only(pa.table({"price": others}), plan).values.to_list()
+            assert found == [b'{"price":null}'] * len(others)
+
+
 # --- gathering -----------------------------------------------------------------------------
 
 

@@ -3,17 +3,43 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.json as pj
 import pytest
 from hypothesis import given, settings, strategies as st
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    NullType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    TimeType,
+)
 
 from ledger_client.errors import SparkError
+from ledger_client.spark.rows import arrow_schema
+from ledger_client.spark.schema import columns_of
+from ledger_client.spark.sink_plan import RowPlan
+from ledger_client.spark.sink_rows import RowRouter
 from ledger_client.spark.values import ValueParser, texts_of
 from ledger_client.topics.values.decoder import open_decoder
-from metadata.topics import Schema
+from metadata.topics import Schema, TopicRecord
 
 FIELDS = [
     pa.field("id", pa.int64()),
@@ -121,6 +147,92 @@ def test_a_type_that_is_not_parsed_is_told_beforehand() -> None:
     with pytest.raises(pa.ArrowNotImplementedError):
         parser.check()
     ValueParser("a/b", FIELDS, "permissive").check()
+
+
+WRITTEN: dict[str, tuple[DataType, list[object]]] = {
+    "flag": (BooleanType(), [True]),
+    "tiny": (ByteType(), [-128, 127]),
+    "small": (ShortType(), [-(2**15)]),
+    "number": (IntegerType(), [2**31 - 1]),
+    "large": (LongType(), [-(2**63), 2**63 - 1]),
+    "single": (FloatType(), [1.5, -0.0]),
+    "double": (DoubleType(), [0.1, 1e300, 5e-324]),
+    "exact": (DecimalType(10, 2), [Decimal("1.50"), Decimal("-99999999.99")]),
+    "wide": (DecimalType(38, 18), [Decimal("12345678901234567890.123456789012345678")]),
+    "text": (StringType(), ["", 'é\n"']),
+    "raw": (BinaryType(), [b"", b"\xff\x00", b"text"]),
+    "day": (DateType(), [date(1, 1, 1), date(1900, 1, 1), date(9999, 12, 31)]),
+    "at": (TimestampType(), [datetime(1, 1, 1, tzinfo=UTC), datetime(2024, 5, 1, 0, 0, 0, 1, UTC)]),
+    "local": (TimestampNTZType(), [datetime(1, 1, 1), datetime(9999, 12, 31, 23, 59, 59, 999999)]),  # noqa: DTZ001 - of no zone
+    "clock": (TimeType(), [time(0), time(23, 59, 59, 999999)]),
+    "nothing": (NullType(), []),
+}
+
+
+def nested(kinds: dict[str, DataType]) -> dict[str, DataType]:
+    return {
+        **kinds,
+        "all": StructType([StructField(name, kind) for name, kind in kinds.items()]),
+        **{f"{name}s": ArrayType(kind) for name, kind in kinds.items()},
+        **{f"{name}ss": ArrayType(ArrayType(kind)) for name, kind in kinds.items()},
+    }
+
+
+def test_what_the_sink_writes_as_json_is_read_back() -> None:
+    """Of every type that a field can have, with nulls, and within lists and structs."""
+    kinds = nested({name: kind for name, (kind, _) in WRITTEN.items()})
+    schema = StructType([StructField(name, kind) for name, kind in kinds.items()])
+    topic = TopicRecord(name="s/t", uid=1, schema=Schema(kind="json", definition=schema.json()))
+    assert columns_of([topic], list(kinds)).schema == schema
+    rows: list[dict[str, object]] = [{}, {"all": {}, "days": [], "dayss": [None, []]}]
+    for name, (_, values) in WRITTEN.items():
+        for value in values:
+            rows.append({name: value, "all": {name: value}})
+            rows.append({f"{name}s": [value, None, value], f"{name}ss": [[], [value], None]})
+    given = pa.Table.from_pylist(rows, arrow_schema(schema))
+    router = RowRouter(topic, RowPlan(json=tuple(kinds)), turn=0)
+    written = pa.array(router.shares(given)[0].columns.values.to_list(), pa.binary())
+    found = ValueParser("s/t", list(given.schema), "failfast").columns(written)
+    for name in kinds:
+        assert found[name].to_pylist() == given[name].to_pylist(), name
+        assert found[name].type == given.schema.field(name).type
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2024-05-01T12:00:00.123456789Z", datetime(2024, 5, 1, 12, 0, 0, 123456, UTC)),
+        ("2024-05-01T12:00:00.1234567+02:00", datetime(2024, 5, 1, 10, 0, 0, 123456, UTC)),
+        ("2024-05-01 12:00:00", datetime(2024, 5, 1, 12, tzinfo=UTC)),
+        ("2024-05-01T12:00-0230", datetime(2024, 5, 1, 14, 30, tzinfo=UTC)),
+        ("2024-05-01", datetime(2024, 5, 1, tzinfo=UTC)),
+        ("2024-13-01", None),
+        ("soon", None),
+    ],
+)
+def test_times_of_other_writers_are_read(text: str, expected: datetime | None) -> None:
+    """RFC 3339 allows any number of digits; the columns have microseconds."""
+    (row,) = parsed([json.dumps({"at": text}).encode()])
+    assert row["at"] == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (pa.binary(), "no base64"),
+        (pa.binary(), "é"),
+        (pa.date32(), "2024-5-1"),
+        (pa.time64("ns"), "25:00"),
+        (pa.time64("ns"), "12:00Z"),
+        (pa.timestamp("us"), ""),
+    ],
+)
+def test_a_text_that_is_none_of_its_type_makes_its_value_null(kind: pa.DataType, text: str) -> None:
+    fields = [pa.field("id", pa.int64()), pa.field("f", kind)]
+    values = [b'{"id": 1}', json.dumps({"id": 2, "f": text}).encode(), b'{"id": 3, "f": null}']
+    assert [row["id"] for row in parsed(list(values), fields)] == [1, None, 3]
+    with pytest.raises(SparkError, match="is not what its schema says"):
+        ValueParser("a/b", fields, "failfast").columns(pa.array(values, pa.binary()))
 
 
 def test_text_is_text_or_null() -> None:
