@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -116,12 +116,9 @@ class RowRouter:
         if not self._plan.json:
             return _column(table, self._plan.value)
         encode = msgspec.json.Encoder(decimal_format="number").encode
-        chosen = table.select(list(self._plan.json))
-        for name, column in zip(chosen.column_names, chosen.columns, strict=True):
-            if not all(map(_is_finite, column.chunks)):
-                raise ValueError(f"column {name} has NaN or an infinity, which JSON has not")
-        rows = chosen.to_pylist(maps_as_pydicts="lossy")
-        return pa.array(list(map(encode, rows)), pa.binary())
+        names = self._plan.json
+        rows = zip(*(_for_json(name, table.column(name)) for name in names), strict=True)
+        return pa.array([encode(dict(zip(names, row, strict=True))) for row in rows], pa.binary())
 
     def _explicit(self, table: pa.Table) -> pa.Array | None:
         """Return the partitions that rows name, null where a row names none. Raises SparkError."""
@@ -177,6 +174,33 @@ def _column(table: pa.Table, name: str | None) -> pa.Array | None:
     if found.type in (pa.null(), pa.large_string(), pa.large_binary()):
         found = found.cast(pa.int64() if name.lower() == "event_time" else pa.binary())
     return found
+
+
+def _for_json(name: str, column: pa.ChunkedArray) -> list[Any]:
+    """Return the values of a column as JSON takes them. Raises ValueError if it has not one."""
+    if not all(map(_is_finite, column.chunks)):
+        raise ValueError(f"column {name} has NaN or an infinity, which JSON has not")
+    kind = _in_utc(column.type)
+    column = column if kind == column.type else column.cast(kind)
+    try:
+        found: list[Any] = column.to_pylist(maps_as_pydicts="lossy")
+    except OverflowError as wrong:
+        raise ValueError(f"column {name} has a time before year 1 or after year 9999") from wrong
+    return found
+
+
+def _in_utc(kind: pa.DataType) -> pa.DataType:
+    """Return a type with UTC for all time zones: old offsets have seconds, which JSON rounds."""
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp(kind.unit, "UTC")
+    if pa.types.is_struct(kind):
+        return pa.struct([each.with_type(_in_utc(each.type)) for each in kind])
+    if pa.types.is_map(kind):
+        key, item = kind.key_field, kind.item_field
+        return pa.map_(key.with_type(_in_utc(key.type)), item.with_type(_in_utc(item.type)))
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_in_utc(kind.value_type)))
+    return kind
 
 
 def _is_finite(found: pa.Array) -> bool:

@@ -217,6 +217,36 @@ def test_rows_become_objects() -> None:
     assert b'"price":1.50' in values[0]
 
 
+def test_old_times_are_written_to_the_second_in_any_time_zone() -> None:
+    """Local mean time is 19 minutes and 32 seconds off there; JSON rounds offsets to minutes."""
+    zoned = pa.timestamp("us", "Europe/Amsterdam")
+    at = datetime.datetime(1900, 1, 1, tzinfo=datetime.UTC)
+    plan = RowPlan(json=("at", "deep", "by"))
+    deep = pa.struct([("list", pa.list_(zoned)), ("local", pa.timestamp("us"))])
+    table = pa.table({
+        "at": pa.array([at], zoned),
+        "deep": pa.array([{"list": [at, None], "local": at.replace(tzinfo=None)}], deep),
+        "by": pa.array([[("k", at)]], pa.map_(pa.string(), zoned)),
+    })  # fmt: skip
+    assert json.loads(only(table, plan).values.to_list()[0]) == {
+        "at": "1900-01-01T00:00:00Z",
+        "deep": {"list": ["1900-01-01T00:00:00Z", None], "local": "1900-01-01T00:00:00"},
+        "by": {"k": "1900-01-01T00:00:00Z"},
+    }
+
+
+def test_the_first_moment_is_written_and_what_lies_before_it_is_refused() -> None:
+    """In New York that moment is in the year 0, which Python has not."""
+    zoned, plan = pa.timestamp("us", "America/New_York"), RowPlan(json=("at",))
+    first = int(datetime.datetime(1, 1, 1, tzinfo=datetime.UTC).timestamp()) * 1_000_000
+    sound, early = (pa.array([moment], pa.int64()).cast(zoned) for moment in (first, first - 1))
+    assert only(pa.table({"at": sound}), plan).values.to_list() == [
+        b'{"at":"0001-01-01T00:00:00Z"}'
+    ]
+    with pytest.raises(SparkError, match="s/t: column at has a time before year 1"):
+        only(pa.table({"at": early}), plan)
+
+
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("kind", [pa.float32(), pa.float64()])
 def test_a_number_that_json_has_not_is_refused_wherever_it_is(
