@@ -161,9 +161,6 @@ class _Job:
     def run(self, master: str, *, verify: bool) -> tuple[Summed, Summed | None]:
         """Write; return the sums of the files and, with *verify*, of the topics."""
         with start_spark(master, app="quire replay", conf=_CONF) as session, unwrapped():
-            from ledger_client.spark.source import QuireSource  # imports PySpark
-
-            session.dataSource.register(QuireSource)
             if self._begin:
                 self._write(session)
             else:
@@ -177,8 +174,11 @@ class _Job:
             return written, _total(spark, groups, partial(sum_ranges, self._url))
 
     def _write(self, session: SparkSession) -> None:
+        from ledger_client.spark.source import RawSource  # imports PySpark
+
+        session.dataSource.register(RawSource)
         frame = (
-            session.read.format("quire")
+            session.read.format(RawSource.name())
             .option("cluster", self._url)
             .option("topics", ",".join(self._names))
             .option("startingIds", _json(self._begin))

@@ -37,6 +37,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeVar
 
+from msgspec.structs import replace
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -77,7 +78,7 @@ from ledger_client.topics.positions import Position
 from ledger_client.topics.reading.options import Start
 from ledger_client.topics.reading.range_plan import plan_read
 from ledger_client.topics.reading.ranges import LedgerRange, RangePlan, limited_end, split
-from metadata.topics import TopicRecord
+from metadata.topics import Schema, TopicRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -418,3 +419,20 @@ class QuireSource(DataSource):
                 "schema", "columns are chosen by the option columns, not by a schema"
             )
         return self._columns
+
+
+class RawSource(QuireSource):
+    """``format("quire-raw")``, for copies: values are bytes, whatever the topics' schemas say.
+
+    A value that is not UTF-8 would be null in a column of text.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """Return "quire-raw"."""
+        return "quire-raw"
+
+    @cached_property
+    def _columns(self) -> SourceColumns:
+        topics = [replace(topic, schema=Schema()) for topic in topics_of(self._options)]
+        return columns_of(topics, self._options.columns)

@@ -30,6 +30,7 @@ from ledger_client import blocking
 from ledger_client.__main__ import quire as quire_command
 from ledger_client.commands.outcome import conclude
 from metadata.replays import decode_replay, replay_key
+from metadata.topics import Schema
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
 COUNT = 3000
@@ -57,6 +58,9 @@ async def fill(url: str) -> None:
         async with client.producer("t/few") as producer:
             values = [b"%d" % i for i in range(COUNT)]
             await producer.send_many(values, keys=values)
+        await client.topics.create("t/text", 2, replication=1, schema=Schema(kind="string"))
+        async with client.producer("t/text") as producer:
+            await producer.send_many([*values[:-1], b"\xff"], keys=values)
 
 
 @pytest.fixture
@@ -316,11 +320,11 @@ def test_killed_at_any_moment_its_files_have_each_message_once(
 def test_spark_writes_the_same_messages(
     run: Run, url: str, tmp_path: Path, own_spark: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The sum of their hashes, and the rows."""
+    """The sum of their hashes, and the rows, also of values that are not what the schema says."""
     folders = {"spark": tmp_path / "spark", "here": tmp_path / "here"}
     sums: dict[str, str] = {}
     for name, words in (("here", ()), ("spark", ("--master", "local[2]"))):
-        command = ["replay", "t/few", "--to-parquet", str(folders[name]), "--verify", "--json"]
+        command = ["replay", "t/text", "--to-parquet", str(folders[name]), "--verify", "--json"]
         code = conclude(quire_command, [*command, "--cluster", url, *words])
         out, said = capsys.readouterr()
         assert code == 0, said
@@ -335,5 +339,5 @@ def test_spark_writes_the_same_messages(
     rows = [sorted(table.to_pylist(), key=lambda row: row["message_id"]) for table in tables]
     with never_twice():
         assert rows[0] == rows[1]
-    again = run("t/few", "--to-parquet", folders["spark"], "--spark")
+    again = run("t/text", "--to-parquet", folders["spark"], "--spark")
     assert (again.returncode, "an empty folder" in last_word(again.stderr)) == (1, True)
