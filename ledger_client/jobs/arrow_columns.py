@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from ledger_client.message_id import NOT_BATCHED
 from ledger_client.topics.messages import MessageBatch, MessageRange
 from ledger_client.topics.reading.compacted import CompactedBatch
-from native.batch import Binary
+from native.batch import Binary, Columns
 from native.columns import Buffer
 
 HEADERS = pa.list_(
@@ -36,7 +36,7 @@ TIME = pa.timestamp("us", tz="UTC")
 _KEPT_ROWS = 1 << 16
 """Rows of the indexes that are kept; batches with more are rare."""
 _ENOUGH_SIZE = 4 << 20
-"""Bytes of values with which a batch is large enough, however few rows it has."""
+"""Bytes of values, keys and headers with which a batch is large enough, however few its rows."""
 
 
 def batches_of(
@@ -56,12 +56,20 @@ def batches_of(
             gathered, rows, size = [], 0, 0
         gathered.append(messages)
         rows += count
-        size += messages.batch.decoded.columns.values.data.nbytes * count // messages.batch.count
+        size += _size(messages.batch.decoded.columns) * count // messages.batch.count
         if rows >= rows_min or size >= _ENOUGH_SIZE:
             yield rows, columns_of(gathered, columns)
             gathered, rows, size = [], 0, 0
     if gathered:
         yield rows, columns_of(gathered, columns)
+
+
+def _size(columns: Columns) -> int:
+    """Return the bytes of all values, keys, and headers."""
+    strings = [columns.values, columns.keys]
+    if columns.headers is not None:
+        strings += [columns.headers.names, columns.headers.values]
+    return sum(each.data.nbytes for each in strings if each is not None)
 
 
 def columns_of(ranges: Sequence[MessageRange], columns: Sequence[str]) -> list[pa.Array]:

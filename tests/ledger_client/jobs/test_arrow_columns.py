@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pyarrow as pa
+import pytest
 from batches import Sent, columns_of as encoded_columns, plain
 from hypothesis import given, settings, strategies as st
 
@@ -91,8 +92,21 @@ def test_a_batch_of_more_messages_than_are_kept_is_right() -> None:
     assert rows["message_id"][69_999].as_py() == "88:1:3:69999"
 
 
-def test_few_large_messages_are_enough_for_a_batch() -> None:
-    slices = [piece([Sent(bytes(1 << 20))], entry) for entry in range(10)]
+LARGE = bytes(1 << 20)
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        Sent(LARGE),
+        Sent(None, LARGE),
+        Sent(b"", headers={"a": LARGE}),
+        Sent(b"", headers={"n" * len(LARGE): b""}),
+    ],
+)
+def test_few_large_messages_are_enough_for_a_batch(large: Sent) -> None:
+    """Wherever they are large: tombstones have keys alone."""
+    slices = [piece([large], entry) for entry in range(10)]
     batches = arrow_columns.batches_of(iter(slices), ["value"], rows_min=4096, rows_max=50_000)
     assert [rows for rows, _ in batches] == [4, 4, 2]
 
