@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import trio
-from laid_topic import TOPIC, LaidTopic, laid_topic, some_lane
+from laid_topic import TOPIC, LaidTopic, laid_topic, said, some_lane
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from ledger_client.errors import BadTopic, Gap
@@ -92,6 +92,19 @@ async def test_a_query_that_begins_at_a_message_takes_what_is_left_of_other_part
         offset = await stream.first()
         left = sum(row.entries for row in [*lane.rows, *other.rows[1:]]) - start.entry_id
         assert await stream.entries(offset, await stream.latest(offset)) == left
+
+
+async def test_a_stream_from_a_time_takes_all_that_is_written_after_its_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As docs/guides/spark.md says: an offset is a place, and cannot say what time it waits for."""
+    async with laid_topic() as topic:
+        lane = topic.lane()
+        await lane.lay(said(["a", "b"], times=[1, 2]))
+        stream = Stream(topic, monkeypatch, startingEventTime="100")
+        offset = await stream.first()
+        await lane.lay(said(["c"], times=[3]))
+        assert await stream.entries(offset, await stream.latest(offset)) == 1
 
 
 async def test_an_offset_of_a_deleted_topic_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
