@@ -75,11 +75,12 @@ ROWS_PER_BATCH = 10_000
 ROWS_MAX = 50_000
 BYTES_PER_PARTITION = 128 << 20
 _PLACES = ("Ids", "Version", "Time", "Timestamp", "EventTime", "Cut")
+_BOUNDS = tuple(f"{end}{place}" for end in ("starting", "ending") for place in _PLACES)
 _NAMES = (
     *("asOf", "cluster", "topic", "topics", "partitions", "lanes", "columns", "compacted", "mode"),
     *("failOnDataLoss", "rowsPerBatch", "bytesPerPartition", "minPartitions"),
     *("maxMessagesPerTrigger", "maxBytesPerTrigger", "group", "path"),
-    *(f"{end}{place}" for end in ("starting", "ending") for place in (*_PLACES, "Inclusive")),
+    *(*_BOUNDS, "startingInclusive", "endingInclusive"),
 )
 _NUMBER = re.compile(r"-?\d{1,20}", re.ASCII)
 _LONG_MAX = (1 << 63) - 1
@@ -130,7 +131,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     """
     options = GivenOptions(given, _NAMES)
     rows = options.one("rowsPerBatch", _count, ROWS_PER_BATCH)
-    options.refuse_blank("asOf", "startingCut", "endingCut")
+    options.refuse_blank("asOf", "group", "partitions", "lanes", *_BOUNDS)
     _check_as_of(options)
     return SourceOptions(
         cluster=options.cluster(),

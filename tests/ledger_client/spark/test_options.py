@@ -92,9 +92,6 @@ def test_lanes_are_named_by_number_or_name(text: str, lanes: tuple[int | str, ..
         ("startingTime", "noon", "is no point of time"),
         ("startingTimestamp", "18446744073709551616", "is no number"),
         ("endingCut", "a/b", "is not a name"),
-        ("endingCut", "", "option 'endingCut': it is empty"),
-        ("startingCut", " ", "option 'startingCut': it is empty"),
-        ("asOf", "", "option 'asOf': it is empty"),
         ("startingInclusive", "yes", "neither true nor false"),
         ("partitions", "a", "are no numbers"),
         ("columns", "key,key", "a column twice"),
@@ -110,6 +107,21 @@ def test_an_option_that_cannot_be_is_named(name: str, text: str, words: str) -> 
         parsed(**{name: text})
     assert "\n" not in str(told.value)
     assert msgspec.json.encode(str(told.value))
+
+
+@pytest.mark.parametrize("text", ["", " "])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("asOf", "group", "partitions", "lanes", "startingIds", "endingIds", "startingVersion"),
+        *("startingTime", "endingTime", "startingTimestamp", "endingTimestamp", "endingVersion"),
+        *("startingEventTime", "endingEventTime", "startingCut", "endingCut"),
+    ],
+)
+def test_an_option_that_says_what_is_read_is_not_empty(name: str, text: str) -> None:
+    """A variable that is not set makes it so, and then everything would be read."""
+    with pytest.raises(SparkError, match=f"option '{name}': it is empty"):
+        parsed(**{name: text})
 
 
 @pytest.mark.parametrize(
