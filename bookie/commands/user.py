@@ -126,4 +126,5 @@ def _caller(security: Path) -> str | None:
 
 
 def _write_login(security: Path, name: str, password: str) -> None:
-    replace_file(security / LOGIN, f"{name}:{password}\n".encode())
+    path = (security / LOGIN).resolve()  # where it is a link, that stays
+    replace_file(path, f"{name}:{password}\n".encode())

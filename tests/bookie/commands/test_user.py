@@ -64,6 +64,16 @@ async def test_a_new_password_of_the_bookies_login_is_also_theirs(add: Add, tmp_
     assert login(tmp_path) == Login("ann", "new")
 
 
+def test_a_login_that_is_a_link_stays_one(add: Add, tmp_path: Path) -> None:
+    add("ann", "a")
+    path, secret = tmp_path / "security" / "login", tmp_path / "secret"
+    path.rename(secret)
+    path.symlink_to(secret)
+    add("ann", "new")
+    assert path.is_symlink()
+    assert secret.read_text() == "ann:new\n"
+
+
 class Killed(BaseException):
     """Ends a command where it stands."""
 
