@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from bookie.commands.output import print_json
-from bookie.durable import replace_file
+from bookie.durable import make_folder, replace_file
 from bookie.security import FOLDER, LOGIN, USERS
 from bookie.users import read_users, secret_of, write_users
 from metadata.access import Login
@@ -63,7 +63,7 @@ def add(*, name: str, from_stdin: bool, as_login: bool, folder: Path) -> None:
     )
     secret = secret_of(Login(name, password))
     security = folder / FOLDER
-    security.mkdir(mode=0o700, exist_ok=True)
+    make_folder(security)
     users = _read(security)
     caller = _caller(security)
     as_login = as_login or not users or caller in {None, name}
