@@ -40,15 +40,13 @@ class ProgressLine:
         self.ledgers = 0
         self.size = 0
         self.line: Status | None = None
+        self.begun = False
+        """there was progress: the bookie drains"""
         self._shown = ""
-
-    @property
-    def begun(self) -> bool:
-        """True once there was progress: the bookie drains."""
-        return bool(self._shown)
 
     def show(self, progress: DrainProgress) -> None:
         """Show *progress*, unless a log would repeat its last line; keep the greatest numbers."""
+        self.begun = True
         if progress.step == "moving":
             self.ledgers = max(self.ledgers, progress.ledgers)
             self.size = max(self.size, progress.size)
