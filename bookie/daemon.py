@@ -160,7 +160,7 @@ class _Bookie:
             metrics_port = await self._open_pages(nursery)
             self._enter(BookieState.INITIALIZATION)
             cookie = await check_cookie(self._config, self._store)
-            await trio.to_thread.run_sync(note_secured, self._config)
+            note_secured(self._config)
             await notice_amnesia(self._config, self._store, cookie.bookie_id)
             self._enter(BookieState.SYNCING)
             async with self._storage() as storage:

@@ -355,7 +355,8 @@ class Conversation:
                 chunk = bytes(await self._stream.receive_some(size))
                 self._listening = False
                 self._receiving_since = math.inf
-            self._frame_left_s -= min(trio.current_time() - started, piece_s)
+            now = trio.current_time()  # a sum of times may be less than its parts: no rest is left
+            self._frame_left_s -= piece_s if now >= self._hearing.deadline else now - started
             if chunk is not None:
                 return chunk
             is_late = self._frame_left_s <= 0 if self._partial else self._is_drained()
