@@ -182,7 +182,7 @@ async def test_a_bookie_that_had_users_does_not_start_without_its_folder(tmp_pat
         async with running(config, store):
             pass
         folder.rename(tmp_path / "elsewhere")
-        with pytest.raises(BookieError, match="Mount its disk") as refused:
+        with pytest.raises(BookieError, match="Mount its disk") as refused, trio.fail_after(30):
             await run_bookie(config, store)
         assert str(folder) in str(refused.value)
         assert await registered(store) == []
