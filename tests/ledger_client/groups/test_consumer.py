@@ -20,7 +20,6 @@ from ledger_client import (
     NoSuchTopic,
 )
 from ledger_client.groups.options import TopicPartition
-from ledger_client.topics.catalogue import TopicCatalogue
 
 
 async def test_a_group_reads_everything_once(autojump_clock: MockClock) -> None:
@@ -213,38 +212,6 @@ async def test_seeking_in_a_partition_of_another_member_is_refused(
         with pytest.raises(CommitRefused, match="partition 3 of shop/orders: not this"):
             await consumer.seek((place._replace(partition=3),))
         assert await take(consumer, 3) == [2, 3, 4]
-
-
-async def test_a_lane_that_appears_during_a_seek_is_read(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The store is slow with another topic, after the lanes of this one were looked up."""
-    real, is_slow = TopicCatalogue.get, False
-
-    async def get(self: TopicCatalogue, name: str) -> object:
-        if is_slow and name == "shop/other":
-            await trio.sleep(1)
-        return await real(self, name)
-
-    monkeypatch.setattr(TopicCatalogue, "get", get)
-    async with shop(1) as (cluster, writer), cluster.client() as client:
-        await writer.topics.create("shop/other")
-        topics = [ORDERS, "shop/other"]
-        async with (
-            writer.producer(ORDERS, access="shared") as one,
-            client.consumer(topics, group="billing", start="earliest") as consumer,
-        ):
-            await one.send(b"0")
-            await send(writer, 1, 2, "shop/other")
-            assert sorted(await take(consumer, 2)) == [0, 1]
-            is_slow = True
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(consumer.seek, consumer.position())
-                await trio.sleep(0.2)
-                async with writer.producer(ORDERS, access="shared") as another:
-                    await another.send(b"2")
-            is_slow = False
-            assert await take(consumer, 1) == [2]
 
 
 async def test_a_seek_that_fails_changes_nothing(autojump_clock: MockClock) -> None:

@@ -14,6 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ledger_client.groups.consumer import GroupConsumer
 from ledger_client.groups.feed import FoundLanes
+from ledger_client.topics.catalogue import TopicCatalogue
 from ledger_client.topics.positions import Position
 
 
@@ -131,3 +132,35 @@ class Model:
             await self._consumer.seek(place)
             self.next = number
             assert self._consumer.position() == place
+
+
+async def test_a_lane_that_appears_during_a_seek_is_read(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store is slow with another topic, after the lanes of this one were looked up."""
+    real, is_slow = TopicCatalogue.get, False
+
+    async def get(self: TopicCatalogue, name: str) -> object:
+        if is_slow and name == "shop/other":
+            await trio.sleep(1)
+        return await real(self, name)
+
+    monkeypatch.setattr(TopicCatalogue, "get", get)
+    async with shop(1) as (cluster, writer), cluster.client() as client:
+        await writer.topics.create("shop/other")
+        topics = [ORDERS, "shop/other"]
+        async with (
+            writer.producer(ORDERS, access="shared") as one,
+            client.consumer(topics, group="billing", start="earliest") as consumer,
+        ):
+            await one.send(b"0")
+            await send(writer, 1, 2, "shop/other")
+            assert sorted(await take(consumer, 2)) == [0, 1]
+            is_slow = True
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(consumer.seek, consumer.position())
+                await trio.sleep(0.2)
+                async with writer.producer(ORDERS, access="shared") as another:
+                    await another.send(b"2")
+            is_slow = False
+            assert await take(consumer, 1) == [2]
