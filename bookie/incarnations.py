@@ -144,13 +144,13 @@ class Incarnations:
         Its next frames wait meanwhile, those of other ledgers too. So if the metadata did not
         answer, new ledgers are refused unasked for as long as the question took.
         """
-        await trio.lowlevel.checkpoint()  # what is known would never yield
         ledger_id = connection.asked
-        if ledger_id not in known:
-            is_silent = trio.current_time() < self._silent_until and not self._is_free(ledger_id)
-            doubt = Newcomer(Code.IO_ERROR)
-            known[ledger_id] = doubt if is_silent else await self.newcomer(ledger_id)
-        found = known[ledger_id]
+        is_silent = trio.current_time() < self._silent_until and not self._is_free(ledger_id)
+        if ledger_id in known or is_silent:
+            await trio.lowlevel.checkpoint()  # answers at hand would never yield
+        else:
+            known[ledger_id] = await self.newcomer(ledger_id)
+        found = known.get(ledger_id, Newcomer(Code.IO_ERROR))
         connection.tell(ledger_id, found.code, found.incarnation, found.key)
 
     async def meant(self, request: Request) -> Request:
