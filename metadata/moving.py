@@ -54,7 +54,7 @@ from metadata.store import (
     check_key,
     check_range,
     check_value,
-    pages,
+    is_last,
 )
 
 MARK = "moving"
@@ -296,30 +296,35 @@ async def import_archive(
         version = (await store.transact(ops))[0]
         done = half.keys
         on_progress(done)
-    half, marked = HalfImport(digest=archive.digest, keys=done), 0
+    marked = 0
     if archive.header.leases or await store.now_ms() > archive.header.time_ms + BACKUP_MS:
-        async for ids in _closed(store):
-            ops = [Put(MARK, msgspec.json.encode(half), version)]
-            ops += [await _marked(store, ledger_id) for ledger_id in ids]
-            version = (await store.transact(ops))[0]
-            marked += len(ids)
+        half = HalfImport(digest=archive.digest, keys=done)
+        marked, version = await _mark_closed(store, msgspec.json.encode(half), version)
     await store.delete(MARK, expected=version)
     return Imported(done, resumed_at, marked)
 
 
-async def _closed(store: MetadataStore) -> AsyncIterator[list[int]]:
-    """Yield the ids of closed ledgers, some for each transaction."""
-    ids: list[int] = []
-    async for page in pages(store, LEDGERS):
-        for key, found in page:
-            with suppress(BadRecord):  # nobody deletes copies of a ledger that cannot be decoded
-                ledger = decode_ledger(key, found.value)
-                ids += [ledger.ledger_id] if ledger.state is LedgerState.CLOSED else []
-            if len(ids) == BATCH_OPS:
-                yield ids
-                ids = []
-    if ids:
-        yield ids
+async def _mark_closed(store: MetadataStore, half: bytes, version: int) -> tuple[int, int]:
+    """Mark all closed ledgers for repair; return how many, and the version of *half* by then."""
+    marked, page = 0, await store.list(LEDGERS)
+    while page:
+        ids = [*_closed_in(page)]
+        for first in range(0, len(ids), BATCH_OPS):
+            batch = ids[first : first + BATCH_OPS]
+            ops: list[Op] = [Put(MARK, half, version)]
+            ops += [await _marked(store, ledger_id) for ledger_id in batch]
+            version = (await store.transact(ops))[0]
+        marked += len(ids)
+        page = [] if is_last(page) else await store.list(LEDGERS, after=page[-1][0])
+    return marked, version
+
+
+def _closed_in(page: Page) -> Iterator[int]:
+    for key, found in page:
+        with suppress(BadRecord):  # nobody deletes copies of a ledger that cannot be decoded
+            ledger = decode_ledger(key, found.value)
+            if ledger.state is LedgerState.CLOSED:
+                yield ledger.ledger_id
 
 
 async def _marked(store: MetadataStore, ledger_id: int) -> Put:
