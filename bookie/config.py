@@ -18,12 +18,14 @@ from typing import Annotated, get_type_hints
 import msgspec
 
 from bookie.errors import BookieError
-from bookie.settings import DAY_S, SWITCH, GiB, MiB, Setting, TiB, Value, write_sample
+from bookie.settings import DAY_S, SWITCH, GiB, KiB, MiB, Setting, TiB, Value, write_sample
 from metadata.address import DEFAULT_PORT
 
 _ID = r"|[A-Za-z0-9][A-Za-z0-9._:\[\]-]{0,127}"
 _RACK = r"|[A-Za-z0-9/][A-Za-z0-9._:/-]{0,63}"
 _COMMAND_LINE = "the command line"
+RATE_MIN = 64 * KiB
+"""Bytes a second: with less, as with 50 that were meant as MiB, nothing would ever be done."""
 
 
 class ConfigError(BookieError):
@@ -263,7 +265,14 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
         float, Setting("Time between major compactions. 0: off.", "seconds", 0, 365 * DAY_S)
     ] = 86400.0
     compaction_rate: Annotated[
-        int, Setting("How fast compaction copies data. 0: no limit.", "bytes a second", 0, TiB)
+        int,
+        Setting(
+            "How fast compaction copies data. 0: no limit.",
+            "bytes a second",
+            RATE_MIN,
+            TiB,
+            or_zero=True,
+        ),
     ] = 100 * MiB
 
     disk_full_ratio: Annotated[
@@ -316,8 +325,9 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
             "How fast this bookie copies entries to others for repair. Writes and reads of\n"
             "clients take precedence. 0: no limit.",
             "bytes a second",
-            0,
+            RATE_MIN,
             TiB,
+            or_zero=True,
         ),
     ] = 50 * MiB
     lost_after_s: Annotated[
@@ -346,8 +356,9 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
         Setting(
             "How fast to read closed entry logs in search of damage, at most once a day. 0: never.",
             "bytes a second",
-            0,
+            RATE_MIN,
             TiB,
+            or_zero=True,
         ),
     ] = 10 * MiB
 

@@ -35,6 +35,7 @@ class Setting(msgspec.Struct, frozen=True):
         unit: "" for plain text.
         low: smallest value allowed.
         high: largest value allowed.
+        or_zero: 0 is allowed, too.
         choices: all values allowed; empty if *low* and *high* or *pattern* decide.
         pattern: a regular expression for text values, and the same rule in words.
         section: heading to print before this setting in the sample file, or "".
@@ -47,6 +48,7 @@ class Setting(msgspec.Struct, frozen=True):
     choices: tuple[str, ...] = ()
     pattern: tuple[str, str] = ("[^\0]*", "text")
     section: str = ""
+    or_zero: bool = False
 
     @property
     def counts_bytes(self) -> bool:
@@ -63,7 +65,8 @@ class Setting(msgspec.Struct, frozen=True):
         if not self.unit:
             return self.pattern[1]
         if self.counts_bytes:
-            return f"{format_size(int(self.low))} to {format_size(int(self.high))}"
+            zero = "0, or " if self.or_zero else ""
+            return f"{zero}{format_size(int(self.low))} to {format_size(int(self.high))}"
         return f"{self.low:g} to {self.high:.15g}"
 
     def parse(self, kind: type, value: object) -> Value | None:
@@ -94,6 +97,8 @@ class Setting(msgspec.Struct, frozen=True):
             return value in self.choices
         if isinstance(value, str):
             return re.fullmatch(self.pattern[0], value, re.DOTALL) is not None
+        if value == 0 and self.or_zero:
+            return True
         return self.low <= value <= self.high  # False for a NaN
 
 

@@ -57,7 +57,7 @@ def add(*, name: str, from_stdin: bool, as_login: bool, folder: Path) -> None:
     an outage, add another user with --login to all bookies, and restart them one by one.
     """
     password = (
-        sys.stdin.readline().rstrip("\r\n")
+        _first_line()
         if from_stdin
         else click.prompt("Password", hide_input=True, confirmation_prompt=True)
     )
@@ -117,6 +117,13 @@ def list_users(*, as_json: bool, folder: Path) -> None:
 def _read(security: Path) -> dict[str, str]:
     path = security / USERS
     return read_users(path) if path.exists() else {}
+
+
+def _first_line() -> str:
+    try:
+        return sys.stdin.readline().rstrip("\r\n")
+    except UnicodeDecodeError as wrong:
+        raise CommandFailed(f"the password on standard input is not {wrong.encoding}") from wrong
 
 
 def _caller(security: Path) -> str | None:

@@ -194,6 +194,16 @@ def test_settings_that_contradict_each_other_are_refused(low: dict[str, object],
     assert refused.value.key == high
 
 
+@pytest.mark.parametrize("key", ["compaction_rate", "repair_rate_max", "scrub_rate"])
+def test_a_rate_is_not_a_few_bytes(tmp_path: Path, key: str) -> None:
+    """50 was meant as 50MiB, and repair would never end."""
+    for value in (1, 50, 65_535, "63KiB"):
+        with pytest.raises(ConfigError, match="allowed: 0, or 64KiB to 1TiB"):
+            load_config(None, {"data_folder": str(tmp_path), key: value})
+    for value in (0, "0", "64KiB"):
+        load_config(None, {"data_folder": str(tmp_path), key: value})
+
+
 def test_a_bookie_without_a_folder_is_refused() -> None:
     with pytest.raises(ConfigError, match="--data DIR"):
         load_config(None)

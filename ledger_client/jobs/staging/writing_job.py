@@ -243,9 +243,9 @@ class SinkBatch(NamedTuple):
         return (
             f"the stream begins again with batch {self.batch_id}, and the topic has it up to "
             f"{_described(last)} (query {self.query}): its checkpoint was set back, moved or "
-            "copied. Go on with the checkpoint that wrote last, or write all of this one's batches "
-            "anew, beside what is there, with the option sinkName and a name that was not used "
-            "before"
+            "copied, or the query was altered after a kill in this batch. Go on with the "
+            "checkpoint and the query that wrote last, or write all of this one's batches anew, "
+            "beside what is there, with the option sinkName and a name that was not used before"
         )
 
     def _repeats(self, last: SinkProgress) -> bool:
