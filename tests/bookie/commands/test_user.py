@@ -74,6 +74,16 @@ def test_a_login_that_is_a_link_stays_one(add: Add, tmp_path: Path) -> None:
     assert secret.read_text() == "ann:new\n"
 
 
+def test_a_password_that_is_no_text_is_refused(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\n"), "utf-8"))
+    told = command("user", "add", "ann", "--stdin", "--data", tmp_path)
+    assert told.code == Exit.FAILED
+    assert "the password on standard input is not utf-8" in told.err
+    assert not (tmp_path / "security").exists()
+
+
 class Killed(BaseException):
     """Ends a command where it stands."""
 
