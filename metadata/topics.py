@@ -57,6 +57,7 @@ WRITERS = "writers/"
 TOPIC_COUNTER = "topics"
 EVENTS_NAME = "__events"
 PARTITIONS_MAX = 10_000
+GROWTHS_MAX = 100
 REMOVED_MAX = 64
 """Ranges that are deleted out of one ledger."""
 REMOVALS_MAX = 4000
@@ -110,6 +111,13 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True):
     """A JSON Schema, an Avro schema, or an encoded protobuf definition."""
 
 
+class Growth(msgspec.Struct, frozen=True, array_like=True):
+    """The partitions from *first* on were added to a topic *at_ms*, by the store's clock."""
+
+    first: Count
+    at_ms: Count
+
+
 class TopicRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A topic. If it is not partitioned, its only partition is -1.
 
@@ -137,6 +145,8 @@ class TopicRecord(msgspec.Struct, frozen=True, kw_only=True):
     properties: dict[str, str] = {}
     """Free text kept with the topic, for applications."""
     created_ms: Count = 0
+    grown: Annotated[list[Growth], msgspec.Meta(max_length=GROWTHS_MAX)] = []
+    """when partitions were added; growths before the last GROWTHS_MAX are forgotten"""
     created_timestamp: Timestamp = 0
     """when a topic with timesync was created, in the cluster's time; 0 without timesync"""
     altered_timestamp: Timestamp = 0
@@ -154,6 +164,11 @@ class TopicRecord(msgspec.Struct, frozen=True, kw_only=True):
     def partition_indexes(self) -> range:
         """The partitions of MessageIds: 0 and up, or -1 alone."""
         return range(self.partitions) if self.partitions else range(-1, 0)
+
+    def begun_ms(self, partition: int) -> int:
+        """Return when a partition came into being, by the store's clock."""
+        times = [each.at_ms for each in self.grown if each.first <= partition]
+        return times[-1] if times else self.created_ms
 
 
 class TopicEvent(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Protocol
 
 import trio
 
-from ledger_client.errors import LedgerError, MetadataUnavailable
+from ledger_client.errors import LedgerError
 from ledger_client.topics.reading.merging import BATCHES_PER_CHECKPOINT
 from metadata.groups.rows import Wanted
-
-RETRY_S = 0.5
-_log = logging.getLogger(__name__)
 
 
 class Awaited(Protocol):
@@ -28,8 +24,8 @@ class Awaited(Protocol):
     failure: LedgerError | None
     """what ended the membership for good"""
 
-    async def join(self) -> None:
-        """Become a member. Raises BadGroup, MetadataUnavailable."""
+    def come_back(self) -> None:
+        """Become a member again, in the background. Raises BadGroup if it was refused before."""
 
 
 class Arrivals:
@@ -37,6 +33,8 @@ class Arrivals:
 
     def __init__(self, membership: Awaited) -> None:
         self._membership = membership
+        self.asked = 0
+        """how often the application asked; it may not wait at all"""
         self._event = trio.Event()
         self._found = 0
 
@@ -55,13 +53,14 @@ class Arrivals:
         Raises:
             LedgerError: what ended the membership for good, and what *has_some* raises.
         """
+        self.asked += 1
         self._membership.is_waiting = True
         try:
             while True:
                 if self._membership.failure is not None:
                     raise self._membership.failure
                 if not self._membership.is_member:
-                    await self._join_again()
+                    self._membership.come_back()
                 if self._event.is_set():
                     self._event = trio.Event()
                 arrived = self._event
@@ -74,11 +73,3 @@ class Arrivals:
         if self._found % BATCHES_PER_CHECKPOINT == 0:
             # Let other tasks run, however much is here already; what was found is not given up.
             await trio.lowlevel.cancel_shielded_checkpoint()
-
-    async def _join_again(self) -> None:
-        """Become a member again; without a leader there are just no messages."""
-        try:
-            await self._membership.join()
-        except MetadataUnavailable as failure:
-            _log.warning("group %s: not joined yet: %s", self._membership.group, failure)
-            await trio.sleep(RETRY_S)

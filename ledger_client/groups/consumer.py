@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 BY_ACK = "acknowledge its messages with ack()"
 NO_PLACES = "its members have no places; Client.groups.lag() and reset() have the group's"
+CLOSED = "it was closed; open another consumer to go on"
 CLOSE_S = 5.0
 DELAY_S_MAX = 86_400.0
 """Until a message is delivered again."""
@@ -82,6 +83,7 @@ class GroupConsumer(Openable):
             progress=self._taken,
             apply=self._apply,
             prepare=self._prepare,
+            wake=self._wake,
         )
         self._arrivals = Arrivals(self._membership)
         self._partitions = Partitions(
@@ -364,10 +366,13 @@ class GroupConsumer(Openable):
     # --- the whole -----------------------------------------------------------------------
 
     def _taken(self) -> object:
-        return self._delivery.taken()
+        return self._delivery.taken(), self._arrivals.asked
 
     def _arrive(self) -> None:
         self._delivery.arrive()
+
+    def _wake(self) -> None:
+        self._arrivals.note()
 
     async def _apply(self, row: MemberRecord | None) -> None:
         if row is None:
@@ -403,25 +408,28 @@ class GroupConsumer(Openable):
 
     async def _close(self, *, is_done: bool) -> None:
         """Commit what was consumed, and leave the group, in CLOSE_S at most."""
-        with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_S):
-            await self._leave(is_done=is_done)
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_S):
+                await self._leave(is_done=is_done)
+        finally:  # also where the store does not answer: else it would go on reporting
+            self._membership.end(CLOSED)
+            self._membership.vanish()
 
     async def _leave(self, *, is_done: bool) -> None:
         """Commit what was consumed, and leave the group.
 
         *is_done*: the application is done with what it has, as its block ended without an error.
         """
-        if self._is_closed:
-            return
-        self._is_closed = True
         has_failed = self._has_failed or isinstance(self._membership.failure, BadGroup)
         with suppress(LedgerError):
             await self._delivery.close(
                 is_done=is_done,
                 commits=self._options.auto_commit_s is not None and self._membership.is_member,
             )
-        self._membership.end("it was closed; open another consumer to go on")
-        self._arrivals.note()  # who waits for messages learns it now, however long leaving takes
+        self._membership.end(CLOSED)  # who waits learns it now, however long leaving takes
         in_vain = has_failed and not self._partitions.has_begun
         await self._membership.leave(in_vain=in_vain)
 

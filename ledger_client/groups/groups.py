@@ -372,8 +372,11 @@ class Groups:
             return None
         if members:
             raise BadGroup(f"group {group} has members; stop them first")
+        record = decode_group(key, found.value)
+        if record.deleting:
+            raise MetadataUnavailable(f"group {group} is being deleted; try again")
         if not any_mode:
-            _check_mode(group, decode_group(key, found.value))
+            _check_mode(group, record)
         return found.version
 
     async def _put(self, group: str, version: int, places: Mapping[Part, Places]) -> None:

@@ -4,11 +4,13 @@
                  ▲                                                  │ gone
                  └──────────── the application asks again ◄─────────┘
 
-The row is the truth. Hints and answers to reports only say when to read it.
+The row is the truth. Hints and answers to reports only say when to read it. A member that asks
+again joins in the background, however short it waits: a call that is cut off may have joined.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import secrets
@@ -25,10 +27,12 @@ from ledger_client.groups.progress import Progress
 from ledger_client.topics.context import TopicContext
 from metadata.errors import MetadataError
 from metadata.groups.calls import BeatNoted, GroupJoined, JoinGroup
-from metadata.groups.rows import MemberRecord, Wanted, member_key
+from metadata.groups.rows import MemberRecord, Wanted, decode_member, member_key
 
 LOOK_S = 5.0
 """Between two looks at the row, beside hints and reports."""
+RETRY_S = 0.5
+_log = logging.getLogger(__name__)
 
 ApplyRow = Callable[[MemberRecord | None], Awaitable[None]]
 
@@ -47,9 +51,10 @@ class Membership:
         options: the consumer's.
         wanted: the topics that it wants.
         heartbeats: reports it.
-        progress: returns something that changes as the application takes messages.
+        progress: returns something that changes as the application takes or asks for messages.
         apply: called with each new row, `None` once the member is none any more.
         prepare: called before the member joins. Raises MetadataUnavailable.
+        wake: called when a call of the application that waits is to raise something.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class Membership:
         progress: Callable[[], object],
         apply: ApplyRow,
         prepare: Callable[[], Awaitable[None]],
+        wake: Callable[[], None],
     ) -> None:
         self.group = options.group
         self.member = options.member or _new_name()
@@ -75,6 +81,11 @@ class Membership:
         self._heartbeats = heartbeats
         self._apply = apply
         self._prepare = prepare
+        self._wake = wake
+        self._is_wanted = False
+        """the application asks for messages, and the member was removed"""
+        self._refusal: LedgerError | None = None
+        """why it did not become a member again"""
         self._news = trio.Event()
         self._row_epoch = 0
         self._is_leaving = False
@@ -121,9 +132,17 @@ class Membership:
         request = JoinGroup(self.group, self.member, record, options.mode, options.keep)
         timeout_s = self._context.options.metadata_timeout_s
         await self._calls.ask(request, GroupJoined, timeout_s=timeout_s)
-        if not self.is_member:
+        if not (self.is_member or self._is_leaving):
             self.is_member = True
             self._heartbeats.add(self.pulse)
+        self._news.set()
+
+    def come_back(self) -> None:
+        """Become a member again, in the background. Raises why the last attempt was refused."""
+        if self._refusal is not None:
+            refusal, self._refusal = self._refusal, None
+            raise refusal
+        self._is_wanted = True
         self._news.set()
 
     async def _up(self) -> int:
@@ -143,10 +162,26 @@ class Membership:
                 with trio.move_on_after(LOOK_S):
                     await self._news.wait()
                 self._news = trio.Event()
+                if self._is_wanted and not self.is_member:
+                    await self._join_again()
                 if self.is_member:
                     await self._look()
         finally:
             watches.unsubscribe(key, self)
+
+    async def _join_again(self) -> None:
+        """Become a member again; without a leader there are just no messages."""
+        try:
+            await self.join()
+        except MetadataUnavailable as failure:
+            _log.warning("group %s: not joined yet: %s", self.group, failure)
+            await trio.sleep(RETRY_S)
+            self._news.set()
+            return
+        except LedgerError as failure:
+            self._refusal = failure
+            self._wake()
+        self._is_wanted = False
 
     async def leave(self, *, in_vain: bool) -> None:
         """Leave the group, unless the member keeps its name: then its session runs out.
@@ -160,6 +195,11 @@ class Membership:
         if self.is_member and (in_vain or not stays):
             with suppress(LedgerError):
                 await self._heartbeats.leave(self.pulse, in_vain=in_vain, stays=stays)
+        self.vanish()
+
+    def vanish(self) -> None:
+        """Be no member any more, as far as this process goes: the session runs out."""
+        self._is_leaving = True
         self._heartbeats.remove(self.pulse)
         self.is_member = False
 
@@ -175,10 +215,11 @@ class Membership:
     def fail(self, failure: LedgerError) -> None:
         """Let the application's next call raise *failure*."""
         self.failure = failure
+        self._wake()
 
     def end(self, reason: str) -> None:
         """Let the application's calls raise that the member is none any more, and why."""
-        self.failure = MemberRemoved(self.group, self.member, reason)
+        self.fail(MemberRemoved(self.group, self.member, reason))
 
     def notify(self, _prefix: str, _hint: str) -> None:
         """Read the row: it may have changed."""
@@ -214,5 +255,6 @@ class Membership:
         """Return True if the row of this name is that of another run."""
         with suppress(MetadataError):
             key = member_key(self.group, self.member)
-            return await self._context.store.get(key) is not None
+            found = await self._context.store.get(key)
+            return found is not None and decode_member(key, found.value).run != self.run_id
         return False

@@ -9,6 +9,7 @@ What the application has of them is the business of their holder.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from contextvars import ContextVar
@@ -137,7 +138,7 @@ class Partitions:
         """by topic uid"""
         self._topic_names: dict[int, str] = {}
         """of topics that are or were read, by uid"""
-        self._joined_ms = 0
+        self._up_ms = 0
         self._restarted: dict[Part, Places] = {}
         """where partitions go on whose lanes are looked up"""
         self.deletions = Deletions(context, uids, self.feeds, nursery, on_arrival)
@@ -155,7 +156,7 @@ class Partitions:
         """Read what the row says, from now on; `None` if the member is none any more."""
         wanted: set[Part] = set()
         if row is not None:
-            self._joined_ms = row.joined_ms
+            self._up_ms = row.up_ms
             wanted = parts_of(row.parts)
             for revoked in row.revoked:
                 wanted -= parts_of(revoked.runs)
@@ -442,17 +443,24 @@ class Partitions:
                 f"{feed.topic.name} is without timesync: its messages have no timestamps to begin "
                 "at; begin at a publish time"
             )
-        later = {part for part in first if start == "latest" and self._is_later(feed, part)}
+        later = await self._later(feed, first) if start == "latest" else set()
         places = await feed.begin({self.partition(part) for part in first}, start)
         begun = {part: {} if part in later else places[self.partition(part)] for part in first}
         # Durable at once: what is written from now on is not missed by the next member.
         await self._progress.begin(begun)
         return starts | begun
 
-    def _is_later(self, feed: TopicFeed, part: Part) -> bool:
-        """Return True if a partition came after the member: it has seen nothing of it before."""
-        is_added = self.partition(part) not in feed.topic.partition_indexes
-        return is_added or feed.topic.created_ms >= self._joined_ms
+    async def _later(self, feed: TopicFeed, parts: Iterable[Part]) -> set[Part]:
+        """Return the partitions that came after the group: it has seen nothing of them before."""
+        since_ms = await self._progress.since_ms(feed.topic.name)
+        if since_ms is None:
+            since_ms = self._up_ms
+        return {part for part in parts if self._begun_ms(feed.topic, part) >= since_ms}
+
+    def _begun_ms(self, topic: TopicRecord, part: Part) -> float:
+        """Return when a partition came into being; infinity if it did since *topic* was read."""
+        partition = self.partition(part)
+        return topic.begun_ms(partition) if partition in topic.partition_indexes else math.inf
 
     async def _open_feed(self, uid: int) -> TopicFeed:
         topic = await self._topic(uid)

@@ -41,8 +41,10 @@ from metadata.groups.rows import (
     LaneProgress,
     MemberRecord,
     ProgressRecord,
+    decode_group,
     decode_member,
     decode_progress,
+    group_key,
     member_key,
     parts_of,
     progress_key,
@@ -154,6 +156,13 @@ class Progress:
             else:
                 found |= {part: await self._read(part) for part in wanted}
         return found
+
+    async def since_ms(self, topic: str) -> int | None:
+        """Return when the group first wanted a topic, by the store's clock; `None`: not known."""
+        key = group_key(self._group)
+        with translated(self._timeout_s):
+            found = await self._store.get(key)
+        return None if found is None else decode_group(key, found.value).since_ms(topic)
 
     def committed(self, part: Part) -> Places | None:
         """Return the last known progress of a partition of this member."""

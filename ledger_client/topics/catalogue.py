@@ -28,8 +28,10 @@ from metadata.sessions import ProcessSession
 from metadata.store import ABSENT, Check, CheckLease, Delete, MetadataStore, Put, items_under
 from metadata.time.tick_holds import hold_ticks
 from metadata.topics import (
+    GROWTHS_MAX,
     TOPIC_COUNTER,
     TOPICS,
+    Growth,
     Retention,
     RollPolicy,
     Schema,
@@ -212,9 +214,11 @@ class TopicCatalogue:
             BadTopic: a change is invalid; see altered().
             MetadataUnavailable: also if it has timesync, and nobody hands out timestamps.
         """
+        now_ms = await self.now_ms()
 
         def changed(record: TopicRecord) -> TopicRecord:
-            return altered(record, change if isinstance(change, Alteration) else change(record))
+            made = altered(record, change if isinstance(change, Alteration) else change(record))
+            return _grown(record, made, now_ms)
 
         return await self._replace(name, "altered", changed)
 
@@ -359,6 +363,14 @@ class TopicCatalogue:
         if kept.is_staked:
             raise TopicBusy("a cut of it is being created", topic=record.name)
         return kept.check
+
+
+def _grown(before: TopicRecord, after: TopicRecord, now_ms: int) -> TopicRecord:
+    """Return *after* with a note of when its new partitions were added."""
+    if after.partitions == before.partitions:
+        return after
+    growths = [*before.grown, Growth(before.partitions, now_ms)]
+    return msgspec.structs.replace(after, grown=growths[-GROWTHS_MAX:])
 
 
 def _with_timestamp(record: TopicRecord, kind: Kind, timestamp: int) -> TopicRecord:

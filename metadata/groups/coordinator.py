@@ -25,6 +25,7 @@ from metadata.errors import (
     LeaseLost,
     MetadataError,
     MetadataUnavailable,
+    NotLeader,
     VersionConflict,
 )
 from metadata.groups.calls import (
@@ -99,6 +100,7 @@ class Coordinator:
                 await office.work()
             finally:
                 self._office = None
+                office.is_over = True
 
     def counts(self) -> list[GroupCounts]:
         """Return figures of all groups, sorted by name; none while this bookie does not lead."""
@@ -130,6 +132,8 @@ class Office:
         self._is_needed = trio.Event()
         """set once a group has members: until then nothing is read of topics"""
         self._knows_topics = trio.Event()
+        self.is_over = False
+        """no task can be started any more"""
         self._handlers: dict[type, Callable[[Any], Awaitable[GroupReply]]] = {
             JoinGroup: self._join,
             ReportIn: self._report,
@@ -189,8 +193,11 @@ class Office:
         hosted.want(request.member, request.record.run)
         is_first = not group.members
         group.configure(request.mode)
+        group.note_wanted(joined.wanted, joined.joined_ms)
         group.join(request.member, joined, trio.current_time())
         await self._advance(request.group, hosted, rebalance=False)
+        if self.is_over:
+            raise NotLeader
         if is_first:
             self._nursery.start_soon(self._rebalance_soon, request.group)
         if request.keep is not None:
@@ -435,12 +442,17 @@ class Office:
         """Delete a group's rows in steps: members first, the group itself last.
 
         A group of which some are left is nobody's: who joins it would go on from a part of its
-        progress. So _finish_deletion() comes first.
+        progress. So _finish_deletion() comes first, also with the next leader, who sees a mark in
+        the group's row. The mark changes its version, so nobody stores progress from now on.
         """
         hosted.delete(trio.current_time())
+        group = hosted.group
+        if group.version != ABSENT and not group.record.deleting:
+            mark = msgspec.structs.replace(group.record, deleting=True)
+            await self._store_change(name, group, Change(mark, {}))
         await self._clear(name)
         await self._store.transact([self.term.check, Delete(group_key(name))])
-        hosted.group.members.clear()
+        group.members.clear()
         del self._groups[name]
         self._keeps.suspect(name)
         await self._release()
@@ -517,7 +529,9 @@ class Office:
                 for member, (record, version) in rows.items():
                     group.add_stored(member, record, version, now)
                     self._is_needed.set()
-                self._groups[name] = Hosted(group)
+                self._groups[name] = hosted = Hosted(group)
+                if group.record.deleting:
+                    hosted.delete(now)
 
     async def _read_members(self, name: str) -> dict[str, tuple[MemberRecord, int]]:
         prefix = members_prefix(name)

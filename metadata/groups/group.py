@@ -29,6 +29,7 @@ import msgspec
 
 from metadata.groups.assignment import Assignment, Part, assign
 from metadata.groups.rows import (
+    SINCE_MAX,
     SLOTS,
     GroupRecord,
     MemberRecord,
@@ -193,6 +194,12 @@ class Group:
         """Set how the members share topics; it is stored with the next change."""
         self.record = msgspec.structs.replace(self.record, mode=mode)
 
+    def note_wanted(self, wanted: Wanted, now_ms: int) -> None:
+        """Note since when the group wants these; it is stored with the next change."""
+        since = dict.fromkeys((*wanted.topics, *wanted.patterns), now_ms) | self.record.since
+        if len(since) > len(self.record.since) and len(since) <= SINCE_MAX:
+            self.record = msgspec.structs.replace(self.record, since=since)
+
     # --- decisions ------------------------------------------------------------------------
 
     def wants(self, topic: str) -> bool:
@@ -243,8 +250,9 @@ class Group:
 
     def dissolved(self, name: str) -> None:
         """Note that neither the group nor this member is stored any more: it would begin anew."""
-        self.record, self.version = GroupRecord(mode=self.record.mode), ABSENT
         self.members.pop(name, None)
+        since = self.record.since if self.members else {}  # who came meanwhile noted that already
+        self.record, self.version = GroupRecord(mode=self.record.mode, since=since), ABSENT
         self._is_stale = True
 
     @property

@@ -43,6 +43,7 @@ WANTED_MAX = 100
 """Topics and patterns that one member names."""
 LANES_MAX = 4000
 """Lanes of one partition whose places a group stores."""
+SINCE_MAX = 200
 PARAMETERS_SIZE_MAX = 1000
 SESSION_S_MIN = 6.0
 SESSION_S_MAX = 1800.0
@@ -85,6 +86,20 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
     created_ms: Count = 0
     keep: bool = False
     """retention does not remove what the group has not committed; see keeps.py"""
+    since: dict[str, Count] = {}
+    """the first SINCE_MAX topics and patterns that a member named, each with the store's time
+    then: partitions that are younger are read from their first message"""
+    deleting: bool = False
+    """some of its rows are gone, so nobody goes on from the others"""
+
+    def since_ms(self, topic: str) -> int | None:
+        """Return when the group first wanted a topic; `None` if that is not known."""
+        times = [
+            ms
+            for name, ms in self.since.items()
+            if matches(Wanted(topics=[name], patterns=[name]), topic)
+        ]
+        return min(times, default=None)
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):

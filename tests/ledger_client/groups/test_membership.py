@@ -19,7 +19,7 @@ from ledger_client.groups.options import TopicPartition
 from metadata.errors import MetadataUnavailable
 from metadata.groups.calls import GroupReply, GroupRequest, ReportIn
 from metadata.groups.coordinator import Coordinator
-from metadata.groups.rows import PROGRESS
+from metadata.groups.rows import PROGRESS, Mode
 from metadata.store import Op, Put, Versions
 
 
@@ -117,6 +117,118 @@ async def test_a_member_that_asks_for_nothing_for_long_is_removed_until_it_asks_
             nursery.start_soon(partial(busy.poll, wait_s=20))
             nursery.start_soon(partial(idle.poll, wait_s=20))
         assert len(busy.assignment()) == len(idle.assignment()) == PARTITIONS / 2
+
+
+@pytest.mark.parametrize("mode", ["exclusive", "shared"])
+async def test_a_member_that_was_removed_comes_back_however_short_it_waits_for_messages(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, mode: Mode
+) -> None:
+    """The leader's answer takes longer, and it would have a member that reads nothing."""
+    monkeypatch.setattr(heartbeats, "time", SimpleNamespace(monotonic=trio.current_time))
+    async with (
+        shop() as (cluster, client),
+        client.consumer(ORDERS, group="billing", mode=mode, poll_s_max=30) as consumer,
+    ):
+        await consumer.poll(wait_s=5)
+        await trio.sleep(60)
+        assert (await client.groups.describe("billing")).members == []
+        transact, slow = cluster.store.transact, 0
+
+        async def slowly(ops: Sequence[Op]) -> Versions:
+            nonlocal slow
+            slow += 1
+            await trio.sleep(0.02)
+            return await transact(ops)
+
+        cluster.store.transact = slowly  # type: ignore[method-assign]
+        await send(client, 0, 5)
+        got: list[int] = []
+        with trio.fail_after(20):
+            while len(got) < 5:
+                got += [int(each.value or b"") for each in await consumer.poll(wait_s=0)]
+                await trio.sleep(0.05)
+        assert sorted(got) == list(range(5))
+        assert slow < 60
+
+
+async def test_a_member_that_asks_all_the_time_and_never_waits_stays(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TD-31: nothing arrives, and it waits at no moment at which it is looked at."""
+    monkeypatch.setattr(heartbeats, "time", SimpleNamespace(monotonic=trio.current_time))
+    async with (
+        shop() as (_, client),
+        client.consumer(ORDERS, group="billing", poll_s_max=30) as consumer,
+    ):
+        for _ in range(600):
+            assert await consumer.poll(wait_s=0) == []
+            await trio.sleep(0.1)
+        (member,) = (await client.groups.describe("billing")).members
+        assert (member.record.epoch, member.polled_s) == (2, 0)
+
+
+async def test_a_member_that_may_not_come_back_is_told_so_and_may_ask_again(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeats, "time", SimpleNamespace(monotonic=trio.current_time))
+    async with (
+        shop() as (_, client),
+        client.consumer(ORDERS, group="billing", poll_s_max=30) as consumer,
+    ):
+        await consumer.poll(wait_s=5)
+        await trio.sleep(60)
+        await client.groups.delete("billing")
+        async with client.consumer(ORDERS, group="billing", mode="shared") as other:
+            await other.poll(wait_s=5)
+            for _ in range(2):
+                with pytest.raises(BadGroup, match="is used in mode shared"):
+                    await consumer.poll(wait_s=5)
+        await client.groups.delete("billing")
+        await consumer.poll(wait_s=5)
+        assert len(consumer.assignment()) == PARTITIONS
+
+
+@pytest.mark.parametrize("mode", ["exclusive", "shared"])
+async def test_a_consumer_that_is_closed_while_the_store_hangs_is_no_member_for_long(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, mode: Mode
+) -> None:
+    """Nobody would read its partitions while others of the process report on."""
+    monkeypatch.setattr(heartbeats, "time", SimpleNamespace(monotonic=trio.current_time))
+    async with shop() as (cluster, client):
+        settings = {"group": "billing", "mode": mode, "session_s": 6}
+        await send(client, 0, 20)
+        async with client.consumer(ORDERS, start="earliest", **settings) as other:  # type: ignore[arg-type]
+            transact = cluster.store.transact
+
+            async def hang(ops: Sequence[Op]) -> Versions:
+                if any("progress" in getattr(op, "key", "") for op in ops):
+                    await trio.sleep(8)
+                    raise MetadataUnavailable("no answer")
+                return await transact(ops)
+
+            async with client.consumer(ORDERS, start="earliest", **settings) as closed:  # type: ignore[arg-type]
+                await other.poll(wait_s=5)
+                assert await closed.poll(wait_s=5)
+                cluster.store.transact = hang  # type: ignore[method-assign]
+            assert not closed._membership.is_member
+            cluster.store.transact = transact  # type: ignore[method-assign]
+            await other.poll(wait_s=0.1)
+            await trio.sleep(15)
+            members = (await client.groups.describe("billing")).members
+            assert [each.member for each in members] == [other._membership.member]
+
+
+async def test_a_member_that_joined_again_before_it_looked_who_has_its_name_goes_on(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it finds is its own row."""
+    async with (
+        shop() as (_, client),
+        client.consumer(ORDERS, group="billing", member="till") as consumer,
+    ):
+        await consumer.poll(wait_s=5)
+        membership = consumer._membership
+        assert not await membership._is_replaced()
 
 
 async def test_the_topics_of_a_member_are_stored_sorted_and_once(

@@ -15,6 +15,7 @@ from ledger_client.errors import (
 from ledger_client.topics.catalogue import Alteration, TopicCatalogue, check_users
 from ledger_client.topics.events import pending_events, waiting_namespaces
 from metadata.topics import (
+    GROWTHS_MAX,
     Retention,
     RollPolicy,
     TopicEvent,
@@ -142,8 +143,28 @@ async def test_what_can_be_altered_is_altered_and_the_rest_stays(
         roll=RollPolicy(size=5),
         retention=Retention(age_s=1),
         properties={"team": "till"},
+        grown=changed.grown,
     )
     assert (await catalogue.get("shop/orders"))[0] == changed
+
+
+async def test_a_topic_knows_when_its_partitions_were_added(catalogue: TopicCatalogue) -> None:
+    """Of all but the last hundred times."""
+    made = await catalogue.create(wanted(partitions=2))
+    catalogue.clock.now_ms = lambda: made.created_ms + 5  # type: ignore[method-assign]
+    await catalogue.alter("shop/orders", Alteration(partitions=4, properties={"team": "till"}))
+    catalogue.clock.now_ms = lambda: made.created_ms + 9  # type: ignore[method-assign]
+    found = await catalogue.alter("shop/orders", Alteration(partitions=6))
+    since = [found.begun_ms(partition) - made.created_ms for partition in range(6)]
+    assert since == [0, 0, 5, 5, 9, 9]
+    assert (await catalogue.alter("shop/orders", Alteration(properties={"a": "b"}))).grown == (
+        found.grown
+    )
+    for partitions in range(7, 7 + GROWTHS_MAX):
+        found = await catalogue.alter("shop/orders", Alteration(partitions=partitions))
+    assert len(found.grown) == GROWTHS_MAX
+    assert [found.begun_ms(each) - made.created_ms for each in (0, 5, 6, 105)] == [0, 0, 9, 9]
+    assert (await catalogue.get("shop/orders"))[0] == found
 
 
 @pytest.mark.parametrize(

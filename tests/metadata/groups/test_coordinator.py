@@ -107,6 +107,35 @@ async def test_a_silent_leader_s_answers_do_not_count(autojump_clock: MockClock)
         nursery.cancel_scope.cancel()
 
 
+async def test_a_join_that_is_stored_after_the_term_is_answered_by_another_leader(
+    autojump_clock: MockClock,
+) -> None:
+    """Nothing goes on in an office that was closed."""
+    store = MemoryStore()
+    rig = Rig(store, Coordinator(store))
+    await rig.topic("shop/orders", 1, 4)
+    term = Term(await grant(store, COORDINATOR, "b1", ttl_s=300))
+    transact = store.transact
+
+    async def slowly(ops: Sequence[Op]) -> Versions:
+        done = await transact(ops)
+        await trio.sleep(5)
+        return done
+
+    async def join() -> None:
+        with pytest.raises(NotLeader):
+            await rig.join("a")
+
+    async with trio.open_nursery() as members, trio.open_nursery() as nursery:
+        nursery.start_soon(rig.coordinator.lead, term)
+        await trio.sleep(1)
+        store.transact = slowly  # type: ignore[method-assign]
+        members.start_soon(join)
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert await rig.members() == {"a"}
+
+
 async def test_a_former_leader_changes_no_row(autojump_clock: MockClock) -> None:
     store = MemoryStore()
     rig = Rig(store, Coordinator(store))
