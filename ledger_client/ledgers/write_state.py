@@ -332,8 +332,10 @@ class WriteState:
         if now >= self._guard_at:
             actions += self._check_oldest(now)
         if now >= self.ensemble.give_up_at:
-            failure = self.ensemble.give_up()
-            actions += self.fail(failure, now) if failure else []
+            if now > self.ensemble.give_up_at + LATE_S:  # a replacement may be about to succeed
+                self.ensemble.give_up_at = now + self._options.replace_timeout_s / 2
+            elif failure := self.ensemble.give_up():
+                actions += self.fail(failure, now)
         if self.failure is None and now >= self.ensemble.retry_at and self.ensemble.due():
             actions.append(Replace())
         self._set_due()

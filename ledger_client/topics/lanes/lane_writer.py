@@ -399,10 +399,11 @@ class LaneWriter:
         if writer.failure is not None:
             self._machine.lost(ledger, trio.current_time())
             raise writer.failure
-        if step.with_slower:
+        with_slower = step.with_slower or self._machine.is_leaving  # by now, too
+        if with_slower:
             await writer.settle(slower_s=SLOWER_S)
         reason = writer.doubt()
-        is_slow = reason == "check" and not step.with_slower
+        is_slow = reason == "check" and not with_slower
         if not is_slow:
             writer.fail(LedgerClosed(ledger.id))
         self._machine.drained(writer.confirmed_length, None if is_slow else reason)
@@ -440,11 +441,17 @@ class LaneWriter:
     async def _close(self, step: Close) -> None:
         """Leave the lane without an open ledger."""
         await self._slower.wait()
+        end, writer = step.end, self._writers.get(self._machine.ledger.id)
+        if end is not None and writer is not None and writer.failure is None:
+            await writer.settle(slower_s=SLOWER_S)  # another ledger was to follow at first
+            end = msgspec.structs.replace(end, reason=writer.doubt())
         try:
-            await self._rows.close(step.current, step.end)
+            await self._rows.close(step.current, end)
         except (LedgerFenced, LedgerClosed):
             self._machine.end_refused()
         else:
+            if writer is not None:
+                writer.fail(LedgerClosed(self._machine.ledger.id))
             self._machine.closed()
 
     # --- the end -----------------------------------------------------------------------

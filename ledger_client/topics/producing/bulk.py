@@ -75,22 +75,23 @@ class Bulk:
         """
         await self._hold()
         try:
-            first = 0 if sequence is None else self._skip_duplicates(sequence)
-            if self._targets[0].machine.rules.is_ordered:
-                check_times(self._messages, first, self._targets, self._routing)
-            else:
-                self._messages.check_times()
-            await self._send_from(first)
+            try:
+                first = 0 if sequence is None else self._skip_duplicates(sequence)
+                if self._targets[0].machine.rules.is_ordered:
+                    check_times(self._messages, first, self._targets, self._routing)
+                else:
+                    self._messages.check_times()
+                await self._send_from(first)
+            finally:
+                for target in self._targets:
+                    target.machine.release()
+                    target.perform()
+                self._leave_lines()
+            await self._settle(0)
         except trio.Cancelled:
             for batch in self._batches:
                 batch.followed = False  # the next flush raises what fails
             raise
-        finally:
-            for target in self._targets:
-                target.machine.release()
-                target.perform()
-            self._leave_lines()
-        await self._settle(0)
         return self._ids()
 
     async def _hold(self) -> None:

@@ -211,12 +211,12 @@ class PartitionWriter:
         Raises the failure of a batch, also an earlier one that no task was waiting for.
         """
         self.seal()
-        failed = [batch for batch in self._unheard if not batch.followed]
-        for batch in list(self.machine.unsettled()):
+        waited = list(self.machine.unsettled())
+        for batch in waited:
             await batch.done.wait()
-            failed.append(batch)
+        failed = [batch for batch in self._unheard if not batch.followed]  # also those since then
         self._unheard.clear()
-        for batch in failed:
+        for batch in (*failed, *waited):
             if batch.failure is not None:
                 raise batch.failure.with_traceback(None)
 

@@ -196,6 +196,7 @@ class Producer(Openable):
     ) -> Ticket | Waiting:
         """Accept a message, or let it wait in line, in the order of the calls; see send()."""
         value, key, event_time, size = self._check(value, key, event_time, headers, sequence)
+        headers = dict(headers) if headers else None  # the caller may use its own again
         writer = self._writer_for(key, partition, sequence)
         if not writer.line.turns and writer.machine.is_ready and self._room.take(size):
             return self._put(value, key, event_time, headers, sequence, size, writer)
@@ -242,6 +243,7 @@ class Producer(Openable):
                 send() or flush().
         """
         value, key, event_time, size = self._check(value, key, event_time, headers, sequence)
+        headers = dict(headers) if headers else None  # the caller may use its own again
         writer = self._writer_for(key, partition, sequence)
         if writer.line.turns or not writer.machine.is_ready or not self._room.take(size):
             raise BufferFull(self.topic, size_max=self._room.size)

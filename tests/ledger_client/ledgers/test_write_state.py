@@ -429,6 +429,19 @@ def test_a_process_that_hung_looks_once_more_before_it_gives_anything_up() -> No
     assert state.tick(late + OPTIONS.append_timeout_s / 2) != []
 
 
+def test_a_process_that_hung_gives_a_replacement_time_before_it_gives_up_its_quorum() -> None:
+    """One was under way, and the cluster has bookies to spare."""
+    state, _ = writing(3, 3, 2)
+    state.lost(1, "gone", 0.0)
+    state.lost(2, "gone", 0.0)
+    assert state.begin_replacement() is not None
+    late = OPTIONS.replace_timeout_s + 60
+    assert not any(isinstance(each, End) for each in state.tick(late))
+    assert state.failure is None
+    state.tick(late + OPTIONS.replace_timeout_s / 2)
+    assert isinstance(state.failure, AckQuorumLost)
+
+
 def test_an_announcement_waits_while_entries_carry_the_news() -> None:
     state, native = writing(1, 1, 1)
     native.acknowledge(0, 0)

@@ -12,6 +12,7 @@ from ledger_client.errors import ProducerFenced
 from ledger_client.topics.lanes.lane import open_lane
 from ledger_client.topics.lanes.lane_writer import LaneWriter
 from metadata.records import underreplicated_key
+from native.frame import Opcode, Request
 
 TASKS = 4
 
@@ -98,3 +99,29 @@ async def test_a_mark_that_is_damaged_ends_no_lane(autojump_clock: MockClock) ->
                 ) as taken:
                     await taken.append([batch("3")])
         assert await messages(client, cluster) == [b"%d" % number for number in range(4)]
+
+
+def takes_nothing(request: Request) -> float:
+    """Return the delay of a bookie that answers, but stores nothing for an hour."""
+    return 3600.0 if request.opcode == Opcode.ADD else 0.0
+
+
+@pytest.mark.parametrize("moment_s", [0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4])
+async def test_what_a_slow_bookie_lacks_is_marked_though_the_lane_ends_as_it_turns(
+    autojump_clock: MockClock, moment_s: float
+) -> None:
+    """Whoever waits for the copies of a ledger that another one follows has none to wait for."""
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        topic = make_topic(cluster, entries=2)
+        slow_down(cluster)
+        cluster.bookies["b3"].delay_s = takes_nothing
+        async with open_lane(client._context.ledgers, topic, -1) as lane:
+            for number in range(6):
+                await lane.append([batch(str(number))])
+            await trio.sleep(moment_s)
+            writers = [*lane._writers.values()]
+        assert all(writer.failure is not None for writer in writers)
+        for row in rows(cluster):
+            assert row.state == "closed"
+            if row.entries:
+                assert underreplicated_key(row.ledger_id) in cluster.store.values

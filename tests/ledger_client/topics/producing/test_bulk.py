@@ -272,6 +272,25 @@ async def test_a_cancelled_call_leaves_the_producer_usable(autojump_clock: MockC
     assert 40 < len(lanes.values()) < 102
 
 
+async def test_what_a_cancelled_call_had_accepted_is_told_by_flush_if_it_fails(
+    autojump_clock: MockClock,
+) -> None:
+    """A small call is accepted as a whole, and only waits then."""
+    lanes = FakeLanes()
+    async with producing(lanes) as producer:
+        await producer.send(b"opens the lane")
+        lanes.shut()
+        lanes.fail_next()
+        with trio.move_on_after(1) as patience:
+            await producer.send_many([b"x"])
+        assert patience.cancelled_caught
+        lanes.gate.set()
+        await trio.sleep(1)
+        with pytest.raises(SendUnknown):
+            await producer.flush()
+    assert lanes.values() == [b"opens the lane"]
+
+
 async def test_a_producer_that_is_closed_during_a_call_ends_it(autojump_clock: MockClock) -> None:
     lanes = FakeLanes()
     async with producing(lanes) as producer, trio.open_nursery() as nursery:

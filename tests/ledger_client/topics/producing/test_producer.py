@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
 import trio
 import trio.testing
@@ -442,6 +445,22 @@ async def test_what_fails_while_nobody_waits_is_told_by_flush(autojump_clock: Mo
         with pytest.raises(SendUnknown):
             await ticket.message_id()
     assert lanes.values() == [b"y"]
+
+
+async def test_headers_are_those_of_the_moment_of_the_call(autojump_clock: MockClock) -> None:
+    """The caller may use the mapping again, also for what is no header."""
+    lanes = FakeLanes()
+    async with producing(lanes, linger_ms=50) as producer:
+        headers: dict[str, Any] = {}
+        for number in range(3):
+            headers["n"] = b"%d" % number
+            producer.send_nowait(b"x", headers=headers)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(producer.send, b"y", headers=headers))
+            await trio.sleep(0.01)
+            headers["n"] = 5
+    found = [each.headers for each in lanes.messages()]
+    assert found == [{"n": b"0"}, {"n": b"1"}, {"n": b"2"}, {"n": b"2"}]
 
 
 async def test_what_fails_while_nobody_waits_is_told_at_the_end(

@@ -259,3 +259,32 @@ def test_an_answer_that_was_asked_for_before_the_lane_was_lost_is_not_used() -> 
     machine.stamped(10)
     assert machine.take() == []
     assert machine.ask() == 2
+
+
+async def test_what_fails_during_a_flush_that_does_not_wait_for_it_is_told_all_the_same(
+    autojump_clock: MockClock,
+) -> None:
+    """It waits for a slow lane, and what was accepted later never gets there."""
+    oracle = Oracle()
+    lanes = FakeLanes(oracle=oracle)
+    async with producing(lanes, TIMED) as producer:
+        await producer.send(b"opens")
+        lanes.shut()
+        producer.send_nowait(b"slow")
+        await trio.sleep(1)
+        async with trio.open_nursery() as nursery:
+
+            async def flush() -> None:
+                with pytest.raises(MetadataUnavailable):
+                    await producer.flush()
+
+            nursery.start_soon(flush)
+            await trio.sleep(0.1)
+            oracle.failure = MetadataUnavailable("the leader gave no answer")
+            ticket = producer.send_nowait(b"refused")
+            await trio.sleep(60)
+            assert ticket.done
+            lanes.gate.set()
+        oracle.failure = None
+        await producer.flush()  # told once
+    assert lanes.values() == [b"opens", b"slow"]
