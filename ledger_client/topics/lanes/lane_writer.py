@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import msgspec
 import trio
 
 from ledger_client.background import Background

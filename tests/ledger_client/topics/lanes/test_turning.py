@@ -9,7 +9,9 @@ from memory_cluster import MemoryCluster, memory_cluster
 from trio.testing import MockClock
 
 from ledger_client.errors import ProducerFenced
+from ledger_client.ledgers.records import Reason
 from ledger_client.topics.lanes.lane import open_lane
+from ledger_client.topics.lanes.lane_machine import LaneMachine
 from ledger_client.topics.lanes.lane_writer import LaneWriter
 from metadata.records import underreplicated_key
 from native.frame import Opcode, Request
@@ -125,3 +127,38 @@ async def test_what_a_slow_bookie_lacks_is_marked_though_the_lane_ends_as_it_tur
             assert row.state == "closed"
             if row.entries:
                 assert underreplicated_key(row.ledger_id) in cluster.store.values
+
+
+async def test_what_a_slow_bookie_lacks_is_marked_though_no_ledger_can_follow(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One was to follow, and its bookies fail as the lane has left the one before."""
+    drained, ended = LaneMachine.drained, trio.Event()
+
+    def leave(machine: LaneMachine, length: int, reason: Reason | None) -> None:
+        drained(machine, length, reason)
+        machine.give_up_following()
+        cluster.store.available = False
+        ended.set()
+
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        topic = make_topic(cluster, entries=2)
+        slow_down(cluster)
+        cluster.bookies["b3"].delay_s = takes_nothing
+        async with open_lane(client._context.ledgers, topic, -1) as lane, trio.open_nursery() as it:
+            writer = lane._writers[lane._machine.ledger.id]
+            await lane.append([batch("0")])
+            monkeypatch.setattr(LaneMachine, "drained", leave)
+            await lane.append([batch("1")])
+            await ended.wait()
+            assert writer.failure is None
+            it.start_soon(come_back, cluster)
+            await lane.close()
+        assert writer.failure is not None
+        assert [row.state for row in rows(cluster)] == ["closed"]
+        assert underreplicated_key(writer.id) in cluster.store.values
+
+
+async def come_back(cluster: MemoryCluster) -> None:
+    await trio.sleep(2)
+    cluster.store.available = True
