@@ -151,18 +151,19 @@ async def test_a_member_that_was_removed_comes_back_however_short_it_waits_for_m
         assert slow < 60
 
 
+@pytest.mark.parametrize("mode", ["exclusive", "shared"])
 async def test_a_member_that_asks_all_the_time_and_never_waits_stays(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, mode: Mode
 ) -> None:
     """TD-31: nothing arrives, and it waits at no moment at which it is looked at."""
     monkeypatch.setattr(heartbeats, "time", SimpleNamespace(monotonic=trio.current_time))
     async with (
         shop() as (_, client),
-        client.consumer(ORDERS, group="billing", poll_s_max=30) as consumer,
+        client.consumer(ORDERS, group="billing", mode=mode, poll_s_max=30) as consumer,
     ):
         for _ in range(600):
             assert await consumer.poll(wait_s=0) == []
-            await trio.sleep(0.1)
+            await trio.sleep(0.0937)  # no beat comes at the moment of a poll
         (member,) = (await client.groups.describe("billing")).members
         assert (member.record.epoch, member.polled_s) == (2, 0)
 
