@@ -62,6 +62,9 @@ class LeaderCalls:
                     _check_known(failure, request)
                     reason = str(failure)
                     self._leader = failure.bookie_id if isinstance(failure, NotLeader) else ""
+                except trio.Cancelled:  # the caller has less patience than an attempt takes
+                    self._leader = ""
+                    raise
                 else:
                     if isinstance(reply, kind):
                         return reply, _now() - sent_at

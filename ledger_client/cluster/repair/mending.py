@@ -39,6 +39,8 @@ from metadata.records import (
 )
 from metadata.store import ABSENT, Check, MetadataStore, Op, Put
 
+NO_OTHER_S = 30.0
+"""Until the next look at an open ledger after which there could be none."""
 _log = logging.getLogger(__name__)
 
 
@@ -104,11 +106,19 @@ class Repairs:
         return await mending.run(self._survey, self._copier, self._rereads)
 
     def _waiting(self, record: LedgerRecord) -> RepairOutcome:
-        """Return the time that an open ledger's writer has left, and the reason for a limit."""
+        """Return the time that an open ledger's writer has left, and the reason for a limit.
+
+        There is no limit while a ledger after this one would not find its bookies.
+        """
         trouble = "" if record.state is LedgerState.CLOSED else self._trouble(record)
         if not trouble:
             self._patience.forget(record.ledger_id)
             return WHOLE
+        if record.state is LedgerState.OPEN and self._census.takers < record.ensemble_size:
+            # It may go on without this bookie, and once it is fenced, nowhere.
+            self._patience.forget(record.ledger_id)
+            reason = f"it is still written, {trouble}, and too few bookies could take another one"
+            return RepairOutcome(reason, NO_OTHER_S)
         left_s = self._patience.left_s(record.ledger_id)
         return RepairOutcome(f"it is still written, and {trouble}", max(left_s, 0.0))
 

@@ -301,6 +301,11 @@ class Census:
         """Return True if it is alive and may have lost entries."""
         return bookie_id in self.live and self.live[bookie_id].limbo
 
+    @property
+    def takers(self) -> int:
+        """How many bookies take the entries of new ledgers."""
+        return sum(self.stays(b) and not each.read_only for b, each in self.live.items())
+
     def all_lost(self) -> set[str]:
         """Return the lost bookies, of all that have a cookie or were seen alive."""
         return {bookie_id for bookie_id in self._known if self.lost(bookie_id)}

@@ -199,3 +199,48 @@ async def test_an_open_ledger_is_judged_by_who_is_in_limbo_now(
         assert found is not None
         assert found.last_failure == "it is still written, and b3 may have lost entries"
         nursery.cancel_scope.cancel()
+
+
+async def test_a_writer_without_bookies_for_another_ledger_keeps_the_one_that_it_has(
+    autojump_clock: MockClock, cluster: MemoryCluster, client: Client
+) -> None:
+    """It has its ack quorum; fenced, it would stand until a bookie comes. Then it has its time."""
+    async with cluster.client() as writing, writing.ledgers.create(3, 3, 2) as ledger:
+        await ledger.append(b"before")
+        lost, *others = cluster.record(ledger.id).fragments[0].bookies
+        lose(cluster, *(cluster.bookies.keys() - {*others}))
+        await mark(cluster, ledger.id, reason="bookie lost")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(worker(cluster, client).run)
+            for _ in range(200):
+                await trio.sleep(3)
+                await ledger.append(b"meanwhile")
+            assert cluster.record(ledger.id).state is LedgerState.OPEN
+            found = mark_of(cluster, ledger.id)
+            assert found is not None
+            assert found.last_failure == f"no bookie can take the place of {lost}"
+            cluster.add_bookie(6)
+            await unmarked(cluster, ledger.id)
+            await ledger.append(b"after")
+            assert "b6" in cluster.record(ledger.id).fragments[-1].bookies
+            nursery.cancel_scope.cancel()
+
+
+async def test_an_open_ledger_without_a_writer_is_closed_once_there_could_be_another(
+    autojump_clock: MockClock, cluster: MemoryCluster, client: Client
+) -> None:
+    held = {"b1": ALL, "b2": ALL, "b3": ALL}
+    lay_out(cluster, [(0, "b1 b2 b3")], held, state=LedgerState.OPEN)
+    lose(cluster, "b3", "b4")
+    known = cluster.store.bookies
+    known["b5"] = msgspec.structs.replace(known["b5"], read_only=True)
+    await mark(cluster, reason="bookie lost")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(worker(cluster, client).run)
+        await trio.sleep(600)
+        assert cluster.record(1).state is LedgerState.OPEN
+        known["b5"] = msgspec.structs.replace(known["b5"], read_only=False)
+        await unmarked(cluster)
+        nursery.cancel_scope.cancel()
+    check_whole(cluster)
+    assert cluster.record(1).state is LedgerState.CLOSED
