@@ -80,6 +80,9 @@ class BookieMetrics(PrometheusCollector):
         yield _gauge("held_bytes", "Bytes held for peers, all connections", server.budget.held)
         yield _gauge("unfinished_bytes", "Bytes of unfinished frames", stats.partial_bytes)
         yield _gauge("parked_reads", "Reads parked until data comes", server.parked_reads.parked)
+        if server.security.context is not None:
+            ends_s = server.security.expires_s
+            yield _gauge("certificate_expires_timestamp_seconds", "Its certificate's end", ends_s)
         workers = server.read_workers
         waiting = workers.statistics().tasks_waiting
         yield _gauge("reads_queued", "Connections that wait for a read worker", waiting)

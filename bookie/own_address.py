@@ -26,6 +26,7 @@ from metadata.store import MetadataStore
 
 _LOOK_S = 0.2
 _RESOLVE_S = 2.0
+_CONNECT_S = 2.0
 _KEY = "advertised_address"
 
 _log = logging.getLogger(__name__)
@@ -46,7 +47,8 @@ def check_address(address: str) -> None:
 async def doubt_of(address: str) -> str:
     """Return why other hosts may not reach *address*, as far as this one can tell; "" if they may.
 
-    A name that leads here to a loopback address may lead elsewhere on other hosts.
+    The port is open by now. A name that leads here to a loopback address may lead elsewhere on
+    other hosts.
     """
     host, port = parse_address(address)
     if is_loopback(host):
@@ -56,6 +58,14 @@ async def doubt_of(address: str) -> str:
             await trio.socket.getaddrinfo(host, port)
     except OSError as wrong:
         return f"{host} is not known here: {wrong.strerror}"
+    try:
+        with trio.fail_after(_CONNECT_S):
+            stream = await trio.open_tcp_stream(host, port)
+    except trio.TooSlowError:
+        return f"no connection from here to {address} within {_CONNECT_S:g} s"
+    except OSError as wrong:
+        return f"no connection from here to {address}: {wrong.strerror or wrong}"
+    await trio.aclose_forcefully(stream)
     return ""
 
 

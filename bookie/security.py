@@ -16,7 +16,10 @@ again whenever it changes.
 
 from __future__ import annotations
 
+import logging
+import math
 import ssl
+import time
 from pathlib import Path
 
 import msgspec
@@ -32,6 +35,9 @@ CERTIFICATE, KEY, CLIENTS = "certificate.pem", "key.pem", "clients.pem"
 USERS, AUTHORITIES, LOGIN = "users", "ca.pem", "login"
 FILE_NAME = "secured"
 """In the ledger folder, once the bookie has served with a security folder."""
+WARN_S = 30 * 86_400.0
+"""A certificate that is over sooner is named in the log."""
+_log = logging.getLogger(__name__)
 
 
 class Security(msgspec.Struct, frozen=True):
@@ -41,11 +47,13 @@ class Security(msgspec.Struct, frozen=True):
         context: TLS context for callers, or None for plain TCP.
         users: the users who may call, or None if anybody may.
         access: TLS context and login with which this bookie calls the others.
+        expires_s: Unix time at which the bookie's certificate is over; infinity without one.
     """
 
     context: ssl.SSLContext | None = None
     users: Users | None = None
     access: Access = Access()
+    expires_s: float = math.inf
 
 
 def folder_of(config: BookieConfig) -> Path:
@@ -76,10 +84,12 @@ def read_security(config: BookieConfig) -> Security:
         return Security()
     _check_links(folder)
     context = _read_context(folder)
+    expires_s = math.inf if context is None else _expires_s(folder / CERTIFICATE)
     users = Users(folder / USERS) if (folder / USERS).exists() else None
     login = _read_login(folder / LOGIN)
     _check_complete(folder, context, users, login)
-    return Security(context, users, _read_access(folder, tls=context is not None, login=login))
+    access = _read_access(folder, tls=context is not None, login=login)
+    return Security(context, users, access, expires_s)
 
 
 def note_secured(config: BookieConfig) -> None:
@@ -156,6 +166,21 @@ def _read_context(folder: Path) -> ssl.SSLContext | None:
     except (OSError, ssl.SSLError) as wrong:
         raise BookieError(f"{folder}: {CERTIFICATE}, {KEY} or {CLIENTS}: {wrong}") from wrong
     return context
+
+
+def _expires_s(path: Path) -> float:
+    """Return the Unix time at which a certificate is over, and warn if that is soon.
+
+    The certificate was loaded, so it can be decoded: by what Python's own tests use, as nothing
+    else in the library reads one from a file.
+    """
+    ends_at = ssl._ssl._test_decode_cert(str(path))["notAfter"]  # type: ignore[attr-defined]
+    expires_s = float(ssl.cert_time_to_seconds(ends_at))
+    if expires_s < time.time():
+        _log.warning("%s expired at %s: clients refuse it; renew it and restart", path, ends_at)
+    elif expires_s < time.time() + WARN_S:
+        _log.warning("%s expires at %s: renew it and restart before", path, ends_at)
+    return expires_s
 
 
 def _read_login(path: Path) -> Login | None:

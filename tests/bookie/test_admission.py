@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,25 @@ def test_a_login_without_users_is_refused_also_with_tls(tmp_path: Path) -> None:
     (folder / "login").write_text("alice:secret")
     with pytest.raises(BookieError, match="users: missing"):
         read_security(settings(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("days", "told"),
+    [(-1, "certificate.pem expired at"), (29, "certificate.pem expires at"), (31, "")],
+)
+def test_a_certificate_that_is_over_or_soon_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, days: int, told: str
+) -> None:
+    folder = tmp_path / "security"
+    folder.mkdir()
+    ends = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
+    issued = trustme.CA().issue_cert("127.0.0.1", not_after=ends)
+    issued.private_key_pem.write_to_path(str(folder / "key.pem"))
+    issued.cert_chain_pems[0].write_to_path(str(folder / "certificate.pem"))
+    security = read_security(settings(tmp_path))
+    assert security.expires_s == ends.timestamp()
+    assert told in caplog.text
+    assert bool(caplog.text) == bool(told)
 
 
 def test_a_bookie_that_does_not_know_where_to_look_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import trio
+import trio.testing
 from leases import grant
 from memory_store import MemoryStore
 from rig import settings
@@ -76,9 +77,40 @@ def test_an_advertised_address_is_registered_with_its_port(text: str) -> None:
         ("10.0.0.1:3181", ""),
     ],
 )
-async def test_an_address_that_others_may_not_reach_is_doubted(address: str, doubt: str) -> None:
+async def test_an_address_that_others_may_not_reach_is_doubted(
+    monkeypatch: pytest.MonkeyPatch, address: str, doubt: str
+) -> None:
+    async def connect(_host: str, _port: int) -> trio.abc.Stream:
+        return trio.testing.memory_stream_pair()[0]
+
+    monkeypatch.setattr(trio, "open_tcp_stream", connect)
     assert doubt in await doubt_of(address)
     assert bool(doubt) == bool(await doubt_of(address))
+
+
+@pytest.mark.parametrize(
+    ("failure", "doubt"),
+    [
+        (OSError(113, "No route to host"), "to 10.0.0.1:3181: No route to host"),
+        (OSError("all attempts to connect failed"), "3181: all attempts to connect failed"),
+        (None, "no connection from here to 10.0.0.1:3181 within 2 s"),
+    ],
+)
+async def test_an_address_that_does_not_lead_here_is_doubted(
+    monkeypatch: pytest.MonkeyPatch,
+    autojump_clock: trio.abc.Clock,
+    failure: OSError | None,
+    doubt: str,
+) -> None:
+    """A bookie there looks as if it could be written to, and each new ledger waits for it."""
+
+    async def connect(_host: str, _port: int) -> trio.abc.Stream:
+        if failure is not None:
+            raise failure
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(trio, "open_tcp_stream", connect)
+    assert doubt in await doubt_of("10.0.0.1:3181")
 
 
 async def test_a_bookie_of_many_hosts_warns_of_such_an_address(

@@ -117,7 +117,7 @@ class Repairs:
         if record.state is LedgerState.OPEN and self._census.takers < record.ensemble_size:
             # It may go on without this bookie, and once it is fenced, nowhere.
             self._patience.forget(record.ledger_id)
-            reason = f"it is still written, {trouble}, and too few bookies could take another one"
+            reason = f"it is still written, and {trouble}; too few bookies could take another one"
             return RepairOutcome(reason, NO_OTHER_S)
         left_s = self._patience.left_s(record.ledger_id)
         return RepairOutcome(f"it is still written, and {trouble}", max(left_s, 0.0))

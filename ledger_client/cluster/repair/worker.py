@@ -7,6 +7,7 @@ it, and the others go on to the next mark.
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Sequence
 
@@ -37,6 +38,8 @@ POLL_RATE = 100
 HELD_S = 3.0
 """Pause before trying again a ledger that another worker repairs."""
 
+TOLD_S = 60.0
+REASONS_MAX = 100
 _log = logging.getLogger(__name__)
 
 
@@ -80,6 +83,7 @@ class Worker:
             open_grace_s=options.open_grace_s,
         )
         self._schedule = Schedule(retry_s=options.retry_s, retry_max_s=options.retry_max_s)
+        self._complaints = Complaints()
         self._busy: set[int] = set()
         self._unreadable: set[str] = set()
         self._census_at = self._census_due = float("-inf")
@@ -173,10 +177,35 @@ class Worker:
     def _report(self, ledger_id: int, outcome: RepairOutcome) -> None:
         failed = outcome.reason and outcome.again_s is None
         if failed:
-            _log.warning("ledger %d still lacks copies: %s", ledger_id, outcome.reason)
+            self._complaints.tell(ledger_id, outcome.reason)
         if self._figures is not None:
             self._figures.failed += bool(failed)
             self._figures.repaired += not outcome.reason
+
+
+class Complaints:
+    """Says in the log why ledgers lack copies: once in TOLD_S for each reason, whatever they are.
+
+    A bookie that is lost is the reason of thousands, which are all tried again and again.
+    """
+
+    def __init__(self) -> None:
+        self._told: dict[str, tuple[float, set[int]]] = {}
+        """when each reason was told last, and the other ledgers since then"""
+
+    def tell(self, ledger_id: int, reason: str) -> None:
+        """Say it, unless another ledger was named for this reason lately."""
+        now = trio.current_time()
+        told_at, others = self._told.get(reason, (-math.inf, set[int]()))
+        if now < told_at + TOLD_S:
+            others.add(ledger_id)
+            return
+        count = len(others - {ledger_id})
+        more = f", and so do {count} others" if count else ""
+        _log.warning("ledger %d still lacks copies%s: %s", ledger_id, more, reason)
+        if len(self._told) >= REASONS_MAX:
+            self._told.clear()
+        self._told[reason] = now, set()
 
 
 # --- Schedule ---------------------------------------------------------------------------

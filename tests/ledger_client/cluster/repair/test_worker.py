@@ -25,6 +25,7 @@ from trio.testing import MockClock
 from ledger_client import Client
 from ledger_client.cluster.repair import copier
 from ledger_client.cluster.repair.marks import add_mark
+from ledger_client.cluster.repair.worker import REASONS_MAX, Complaints
 from ledger_client.ledgers.records import new_mark
 from metadata.calls import ForgetUnknown
 from metadata.listings import list_repairs
@@ -509,3 +510,22 @@ async def test_in_a_large_cluster_workers_seldom_read_all_registrations(
             await unmarked(cluster, within_s=10.0)
             assert "b2" not in cluster.record(1).fragments[0].bookies
             nursery.cancel_scope.cancel()
+
+
+async def test_a_reason_is_logged_once_a_minute_however_many_ledgers_it_holds_up(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    complaints = Complaints()
+    for _ in range(6):
+        for ledger_id in range(1, 101):
+            complaints.tell(ledger_id, "b1 is lost")
+        await trio.sleep(15)
+    complaints.tell(7, "b2 is lost")
+    assert [record.getMessage() for record in caplog.records] == [
+        "ledger 1 still lacks copies: b1 is lost",
+        "ledger 1 still lacks copies, and so do 99 others: b1 is lost",
+        "ledger 7 still lacks copies: b2 is lost",
+    ]
+    for number in range(1000):
+        complaints.tell(1, f"reason {number}")
+    assert len(complaints._told) <= REASONS_MAX
