@@ -260,8 +260,8 @@ def _check_record(cookie: Cookie, record: CookieRecord | None) -> None:
             "unknown",
             cookie_key(cookie.bookie_id),
             "the metadata does not know this bookie",
-            "it is probably the wrong store: check --metadata. If the bookie was decommissioned, its "
-            "copies are elsewhere: start it again with empty folders",
+            "it is probably the wrong store: check --metadata. If the bookie was decommissioned, "
+            "its copies are elsewhere: start it again with empty folders",
         )
     if record.cookie_id != cookie.cookie_id or record.instance_id != cookie.instance_id:
         raise CookieRefused(

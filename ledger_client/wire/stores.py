@@ -348,8 +348,8 @@ class BookieStore:
         if not self._is_wait_logged and trio.current_time() - since >= LOGGED_S:
             self._is_wait_logged = True
             _log.warning(
-                "waiting for the cluster at %s: %s; check that its bookies and their metadata store "
-                "run, and that this host reaches the bookies",
+                "waiting for the cluster at %s: %s; check that its bookies and their metadata "
+                "store run, and that this host reaches the bookies",
                 self._name,
                 reason,
             )
