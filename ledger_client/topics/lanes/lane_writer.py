@@ -400,11 +400,10 @@ class LaneWriter:
         if writer.failure is not None:
             self._machine.lost(ledger, trio.current_time())
             raise writer.failure
-        with_slower = step.with_slower or self._machine.is_leaving  # by now, too
-        if with_slower:
+        if step.with_slower:
             await writer.settle(slower_s=SLOWER_S)
         reason = writer.doubt()
-        is_slow = reason == "check" and not with_slower
+        is_slow = reason == "check" and not step.with_slower
         if not is_slow:
             writer.fail(LedgerClosed(ledger.id))
         self._machine.drained(writer.confirmed_length, None if is_slow else reason)
