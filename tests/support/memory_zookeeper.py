@@ -2,13 +2,19 @@
 
 It keeps what plans rest on: zxids, versions that begin at 0 with each life of a node, ephemeral and
 sequential nodes, watches that fire once, multis that are made as a whole or not at all.
+
+The server of a connection may lag: it shows the tree as it was, and fires watches as it sees what
+they wait for. It never goes back, and has seen what its session was answered: a multi, also one
+that was refused, since ZooKeeper gives that a zxid, too; the beginning of the session; a sync.
 """
 
 from __future__ import annotations
 
 import enum
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import trio
 
@@ -49,6 +55,14 @@ class _Znode:
     children: set[str] = field(default_factory=set)
 
 
+class _Change(NamedTuple):
+    """What a multi changed: its nodes as they were *before*; None: there was none."""
+
+    zxid: int
+    before: dict[str, _Znode | None]
+    touched: list[str]
+
+
 class _Refusal(Exception):
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason)
@@ -66,6 +80,10 @@ class MemoryEnsemble:
         self.watches: dict[str, list[tuple[MemoryConnection, Callable[[], None]]]] = {}
         self._last_session = 0
         self._before: dict[str, _Znode | None] = {}
+        self._lagging: dict[MemoryConnection, int] = {}
+        """connections whose servers lag, each with the zxid up to which its own sees"""
+        self._unseen: deque[_Change] = deque()
+        """changes that not all of them see"""
 
     def new_session(self) -> int:
         self._last_session += 1
@@ -95,24 +113,59 @@ class MemoryEnsemble:
                     else:
                         self.nodes[path] = node
                 return Refused(place, refusal.reason)
+        if self._lagging:
+            self._unseen.append(_Change(self.zxid, self._before, touched))
         for path in touched:
             self._fire(path)
         return results
 
+    # --- servers that lag ------------------------------------------------------------------
+
+    def let_lag(self, connection: MemoryConnection) -> None:
+        """Show *connection* no later change until it catches up."""
+        self._lagging.setdefault(connection, self.zxid)
+
+    def catch_up(self, connection: MemoryConnection) -> None:
+        """Show all changes to *connection*, whose server lags or not, and fire its watches."""
+        if connection not in self._lagging:
+            return
+        seen, self._lagging[connection] = self._lagging[connection], self.zxid
+        for change in [change for change in self._unseen if change.zxid > seen]:
+            for path in change.touched:
+                self._fire_of(connection, path)
+        self._forget_seen()
+
+    def let_keep_up(self, connection: MemoryConnection) -> None:
+        """Let the server of *connection* lag no more."""
+        self.catch_up(connection)
+        self._lagging.pop(connection, None)
+        self._forget_seen()
+
+    def seen_by(self, connection: MemoryConnection, path: str) -> _Znode | None:
+        """Return a node as the server of *connection* has it."""
+        seen = self._lagging.get(connection, self.zxid)
+        for change in self._unseen:
+            if change.zxid > seen and path in change.before:
+                return change.before[path]
+        return self.nodes.get(path)
+
+    def _forget_seen(self) -> None:
+        oldest = min(self._lagging.values(), default=self.zxid)
+        while self._unseen and self._unseen[0].zxid <= oldest:
+            self._unseen.popleft()
+
+    def _fire_of(self, connection: MemoryConnection, path: str) -> None:
+        waiting = self.watches.pop(path, [])
+        if others := [each for each in waiting if each[0] is not connection]:
+            self.watches[path] = others
+        for owner, watch in waiting:
+            if owner is connection:
+                watch()
+
+    # --- the leader's tree -----------------------------------------------------------------
+
     def stat(self, path: str) -> Stat | None:
-        node = self.nodes.get(path)
-        if node is None:
-            return None
-        return Stat(
-            created=node.created,
-            modified=node.modified,
-            modified_ms=node.modified_ms,
-            created_ms=node.modified_ms,
-            version=node.version,
-            children_version=2 * node.made - len(node.children),
-            owner=node.owner,
-            children=len(node.children),
-        )
+        return stat_of(self.nodes.get(path))
 
     def _keep(self, path: str) -> None:
         """Remember a node as it is before the multi."""
@@ -167,8 +220,12 @@ class MemoryEnsemble:
         return path
 
     def _fire(self, path: str) -> None:
-        for _, watch in self.watches.pop(path, []):
-            watch()
+        waiting = self.watches.pop(path, [])
+        if late := [each for each in waiting if each[0] in self._lagging]:
+            self.watches[path] = late
+        for connection, watch in waiting:
+            if connection not in self._lagging:
+                watch()
 
 
 class MemoryConnection:
@@ -211,8 +268,21 @@ class MemoryConnection:
         """Connect again, with a new session if the former one is over."""
         if self.session_id not in self.ensemble.sessions:
             self.session_id = self.ensemble.new_session()
+            self.catch_up()
         self.is_connected = True
         self._spread()
+
+    def fall_behind(self) -> None:
+        """Let the server lag from now on, until keep_up()."""
+        self.ensemble.let_lag(self)
+
+    def catch_up(self) -> None:
+        """Let the server see what there is by now; what comes after it sees later again."""
+        self.ensemble.catch_up(self)
+
+    def keep_up(self) -> None:
+        """Let the server lag no more."""
+        self.ensemble.let_keep_up(self)
 
     def fall_silent(self) -> None:
         """Answer nothing from now on, as a server that vanished; the connection seems to live."""
@@ -236,6 +306,7 @@ class MemoryConnection:
         self._is_closed = True
         self.ensemble.expire(self.session_id)
         self.drop()
+        self.keep_up()
         await trio.lowlevel.checkpoint()
 
     async def make_root(self) -> None:
@@ -245,32 +316,34 @@ class MemoryConnection:
         return []  # its path is the top
 
     async def get(self, paths: Sequence[str], *, fresh: bool = False) -> list[Node | None]:
-        await self._reach()
+        await self._reach_to_read(fresh=fresh)
         found: list[Node | None] = []
         for path in paths:
-            stat = self.ensemble.stat(path)
-            found.append(None if stat is None else (self.ensemble.nodes[path].data, stat))
+            node = self.ensemble.seen_by(self, path)
+            stat = stat_of(node)
+            found.append(None if node is None or stat is None else (node.data, stat))
         self.after_read(paths)
         return found
 
     async def stat(
         self, paths: Sequence[str], *, fresh: bool = False, watch: Callable[[], None] | None = None
     ) -> list[Stat | None]:
-        await self._reach()
+        await self._reach_to_read(fresh=fresh)
         self._watch(paths, watch)
-        found = [self.ensemble.stat(path) for path in paths]
+        found = [stat_of(self.ensemble.seen_by(self, path)) for path in paths]
         self.after_read(paths)
         return found
 
     async def children(
         self, paths: Sequence[str], *, fresh: bool = False, watch: Callable[[], None] | None = None
     ) -> list[Folder | None]:
-        await self._reach()
+        await self._reach_to_read(fresh=fresh)
         self._watch(paths, watch)
         found: list[Folder | None] = []
         for path in paths:
-            stat = self.ensemble.stat(path)
-            names = sorted(self.ensemble.nodes[path].children, reverse=True) if stat else []
+            node = self.ensemble.seen_by(self, path)
+            stat = stat_of(node)
+            names = sorted(node.children, reverse=True) if node else []
             found.append(None if stat is None else (names, stat))
         return found
 
@@ -289,6 +362,7 @@ class MemoryConnection:
                 self.ensemble.make(self._late, self.session_id)
                 self._late = []
             if loss is None:
+                self.catch_up()
                 return made
             self.drop()
         raise MetadataUnavailable("the connection was lost", outcome_unknown=True)
@@ -299,6 +373,11 @@ class MemoryConnection:
             await trio.sleep_forever()
         await self.connected()
 
+    async def _reach_to_read(self, *, fresh: bool) -> None:
+        await self._reach()
+        if fresh:
+            self.catch_up()
+
     def _watch(self, paths: Sequence[str], watch: Callable[[], None] | None) -> None:
         for path in paths if watch else ():
             assert watch is not None
@@ -307,6 +386,22 @@ class MemoryConnection:
     def _spread(self) -> None:
         self._news.set()
         self._news = trio.Event()
+
+
+def stat_of(node: _Znode | None) -> Stat | None:
+    """Return what ZooKeeper tells of a node beside its data."""
+    if node is None:
+        return None
+    return Stat(
+        created=node.created,
+        modified=node.modified,
+        modified_ms=node.modified_ms,
+        created_ms=node.modified_ms,
+        version=node.version,
+        children_version=2 * node.made - len(node.children),
+        owner=node.owner,
+        children=len(node.children),
+    )
 
 
 def _split(path: str) -> tuple[str, str]:
