@@ -105,10 +105,12 @@ class _AsyncResult(Protocol[Result]):
 class _Reply(Generic[T]):
     """A call that is under way."""
 
-    __slots__ = ("arrived", "asked_at", "error", "name", "value")
+    __slots__ = ("arrived", "asked_at", "error", "is_led", "name", "value")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, is_led: bool) -> None:
         self.name = name
+        self.is_led = is_led
+        """the leader answers it, and not the server alone"""
         self.asked_at = trio.current_time()
         self.arrived = trio.Event()
         self.value: T | None = None
@@ -352,7 +354,7 @@ class KazooConnection:
                     transaction.delete(path, version)
                 case _:
                     transaction.check(path, op.version)
-        reply = self._begin(transaction.commit_async)
+        reply = self._begin(transaction.commit_async, is_led=True)
         try:
             results = await self._answer(reply)
         except MetadataUnavailable as lost:
@@ -449,15 +451,17 @@ class KazooConnection:
     def _begin_sync(self) -> _Reply[object]:
         """Ask the server to catch up; calls of one turn of the loop share it."""
         if self._sync is None:
-            self._sync = self._begin(partial(self._client.sync_async, self._root or "/"))
+            self._sync = self._begin(
+                partial(self._client.sync_async, self._root or "/"), is_led=True
+            )
             self._token.run_sync_soon(self._forget_sync)
         return self._sync
 
     def _forget_sync(self) -> None:
         self._sync = None
 
-    def _begin(self, call: Callable[[], _AsyncResult[T]]) -> _Reply[T]:
-        reply: _Reply[T] = _Reply(self.name)
+    def _begin(self, call: Callable[[], _AsyncResult[T]], *, is_led: bool = False) -> _Reply[T]:
+        reply: _Reply[T] = _Reply(self.name, is_led=is_led)
         self._under_way.add(cast("_Reply[object]", reply))
         call().rawlink(lambda result: self._take_result(reply, result))
         return reply
@@ -477,8 +481,8 @@ class KazooConnection:
         if isinstance(error, _LOGIN_WANTED) and not self._served:
             self._fail(AccessDenied(f"{self.name}: ZooKeeper wants a login: zk://USER@HOST/path"))
         elif not isinstance(error, (*_GONE, *_DENIED)):
-            # Its session lives from no earlier than when it was asked.
-            self.heard_at = max(self.heard_at, reply.asked_at)
+            if reply.is_led:  # its session lives from no earlier than when it was asked
+                self.heard_at = max(self.heard_at, reply.asked_at)
             self._served = True
             self._reasons.clear()
             self._refusing.clear()

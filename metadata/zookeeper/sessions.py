@@ -34,7 +34,11 @@ from metadata.zookeeper.plan import Plan
 from metadata.zookeeper.znodes import Connection, Create, Stat
 
 CHECK_PART = 18
-"""A sponsor that heard nothing for this part of its ZooKeeper session asks before it keeps one."""
+"""A sponsor that heard nothing of the leader for this part of its ZooKeeper session asks first.
+
+Its own server may be behind: then it does not see yet that a session went on to another sponsor,
+or it answers although the leader has ended the ZooKeeper session meanwhile.
+"""
 KEEP_PART = 4
 """For this part of a session's life one store may try to keep it; then another one is asked."""
 RANKS = 3

@@ -123,7 +123,11 @@ class Connection(Protocol):
 
     @property
     def heard_at(self) -> float:
-        """When ZooKeeper last answered, by trio's clock."""
+        """When a call was made that the leader answered last, by trio's clock.
+
+        These are changes and fresh reads. A server answers the others by itself, although it may
+        have heard nothing of the leader, nor the leader of this session, for a while.
+        """
 
     async def connected(self) -> None:
         """Wait for a connection. Raises MetadataUnavailable if there will never be one."""

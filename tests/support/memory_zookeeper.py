@@ -141,6 +141,9 @@ class MemoryEnsemble:
         self._lagging.pop(connection, None)
         self._forget_seen()
 
+    def lags(self, connection: MemoryConnection) -> bool:
+        return connection in self._lagging
+
     def seen_by(self, connection: MemoryConnection, path: str) -> _Znode | None:
         """Return a node as the server of *connection* has it."""
         seen = self._lagging.get(connection, self.zxid)
@@ -247,10 +250,19 @@ class MemoryConnection:
         self._news = trio.Event()
         self._is_closed = False
         self._silent_since: float | None = None
+        self._led_at = 0.0
+        """when the leader last answered, while the server lags"""
 
     @property
     def heard_at(self) -> float:
-        return trio.current_time() if self._silent_since is None else self._silent_since
+        if self._silent_since is not None:
+            return self._silent_since
+        return self._led_at if self.lags else trio.current_time()
+
+    @property
+    def lags(self) -> bool:
+        """True while the server of this connection lags."""
+        return self.ensemble.lags(self)
 
     # --- what a schedule does ----------------------------------------------------------
 
@@ -274,6 +286,7 @@ class MemoryConnection:
 
     def fall_behind(self) -> None:
         """Let the server lag from now on, until keep_up()."""
+        self._led_at = trio.current_time()
         self.ensemble.let_lag(self)
 
     def catch_up(self) -> None:
@@ -362,7 +375,7 @@ class MemoryConnection:
                 self.ensemble.make(self._late, self.session_id)
                 self._late = []
             if loss is None:
-                self.catch_up()
+                self._hear_of_leader()
                 return made
             self.drop()
         raise MetadataUnavailable("the connection was lost", outcome_unknown=True)
@@ -376,7 +389,11 @@ class MemoryConnection:
     async def _reach_to_read(self, *, fresh: bool) -> None:
         await self._reach()
         if fresh:
-            self.catch_up()
+            self._hear_of_leader()
+
+    def _hear_of_leader(self) -> None:
+        self._led_at = trio.current_time()
+        self.catch_up()
 
     def _watch(self, paths: Sequence[str], watch: Callable[[], None] | None) -> None:
         for path in paths if watch else ():

@@ -186,6 +186,30 @@ async def test_a_zookeeper_that_rests_before_a_request_is_woken(one_zookeeper: E
 
 
 @pytest.mark.xdist_group("zookeeper")
+async def test_only_what_the_leader_answers_shows_that_it_knows_the_session(
+    one_zookeeper: Ensemble,
+) -> None:
+    """A server that is cut off from it answers other reads."""
+    url = parse_zookeeper_url(f"zk://127.0.0.1:{one_zookeeper.client_ports[0]}{new_path()}")
+    connection = KazooConnection(url, session_timeout_s=SESSION_S)
+    await connection.make_root()
+    await connection.get(["/"], fresh=True)
+    heard_at = connection.heard_at
+    for ask in (connection.get, connection.stat, connection.children):
+        await trio.sleep(0.01)
+        await ask(["/"])
+        assert connection.heard_at == heard_at
+    for led in (
+        partial(connection.get, ["/"], fresh=True),
+        partial(connection.multi, [Create("/a", b"1")]),
+    ):
+        asked_at = trio.current_time()
+        await led()
+        assert connection.heard_at >= asked_at
+    await connection.aclose()
+
+
+@pytest.mark.xdist_group("zookeeper")
 async def test_a_path_within_a_cluster_becomes_no_cluster(one_zookeeper: Ensemble) -> None:
     """Wherever below: the folder may be one that the cluster has, or not be there."""
     address, top = f"zk://127.0.0.1:{one_zookeeper.client_ports[0]}", new_path()

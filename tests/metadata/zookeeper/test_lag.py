@@ -230,3 +230,16 @@ async def test_a_lease_that_is_over_does_not_pass_a_check(
     with pytest.raises(LeaseLost):
         await late.store.transact([CheckLease.of(lease)])
     assert await late.store.leases("") == []
+
+
+async def test_a_session_that_comes_back_lives_although_its_store_has_not_seen_it_leave(
+    one: Sponsor, late: Sponsor, autojump_clock: Clock
+) -> None:
+    session = await late.store.open_session("me", ttl_s=3)
+    lease = await late.store.grant("l", session)
+    await one.store.keep_session(session)
+    for _ in range(10):
+        await trio.sleep(1)
+        await late.store.keep_session(session)
+    await one.store.transact([CheckLease.of(lease), Put("a", b"")])
+    await late.store.end_session(session)
