@@ -297,9 +297,7 @@ class Simulation:
 
     def _look(self) -> None:
         """Record what every bookie holds, and what was promised otherwise."""
-        for record in self.records():
-            if record.state is not LedgerState.CLOSED:
-                self._violate(3, record.ledger_id, "cannot be recovered")
+        self._look_at_records()
         for name, bookie in self.bookies.items():
             engine = bookie.disk.engine
             if engine is not None and bookie.serving:
@@ -311,6 +309,15 @@ class Simulation:
             for failure in host.failures:
                 name = host.machine.name
                 self._violate(0, 0, f"{name} failed: {failure!r}")
+
+    def _look_at_records(self) -> None:
+        """Every ledger that was made, and not deleted, is there and closed."""
+        for record in self.records():
+            if record.state is not LedgerState.CLOSED:
+                self._violate(3, record.ledger_id, "cannot be recovered")
+        for ledger in self.ledgers:
+            if ledger_key(ledger) not in self.metadata.values:
+                self._violate(6, ledger, "its record is gone")
 
     def _violate(self, invariant: int, ledger: int, told: str, entry: int | None = None) -> None:
         self.violations.append(Violation(invariant, ledger, entry, told))

@@ -70,8 +70,8 @@ def listed(
     return Listed(ledger=1, version=version, state=state, last_entry=last_entry, fragments=places)
 
 
-def replica(bookie: str, *digests: int) -> Replica:
-    return Replica(ledger=1, bookie=bookie, entries=dict(enumerate(digests)))
+def replica(bookie: str, *digests: int, ledger: int = 1) -> Replica:
+    return Replica(ledger=ledger, bookie=bookie, entries=dict(enumerate(digests)))
 
 
 def checked(events: Iterable[Event]) -> list[Violation]:
@@ -92,6 +92,8 @@ STRIPED: list[Event] = [
     *ALL_OF_TWO[1:-1],
     listed(2, CLOSED, (0, "xyz"), last_entry=1),
 ]
+ELSEWHERE = replica("x", ledger=2)
+"""An audit, which finds nothing of ledger 1."""
 
 BROKEN: dict[str, tuple[int, list[Event]]] = {
     "a reader sees an entry change": (1, [sent(A), sent(B), read(0, A), read(0, B)]),
@@ -138,6 +140,12 @@ BROKEN: dict[str, tuple[int, list[Event]]] = {
         ],
     ),
     "an acknowledged entry is nowhere": (6, [*ONE_OF_TWO, replica("x", A), replica("y", A)]),
+    "an acknowledged entry of a ledger without an end": (6, [*WRITTEN, listed(1, OPEN), ELSEWHERE]),
+    "an acknowledged entry of a ledger without a record": (
+        6,
+        [*ALL_OF_TWO[:-1], replica("x", A, B), replica("y", A, B)],
+    ),
+    "an acknowledged entry of a ledger that is nowhere": (6, [*ALL_OF_TWO, ELSEWHERE]),
     "a read above the end": (7, [sent(A, B, C), closed(0, 1), read(0, A, B)]),
 }
 
@@ -175,6 +183,8 @@ SOUND: dict[str, list[Event]] = {
         *[*ONE_OF_TWO[:-1], listed(2, CLOSED, (0, "xy"), (1, "xz"), last_entry=1)],
         *[replica("x", A, B), replica("y", A), Replica(ledger=1, bookie="z", entries={1: B})],
     ],
+    "no audit": [*WRITTEN, listed(1, OPEN)],
+    "nothing acknowledged, and gone": [created(), sent(A), ELSEWHERE],
     "an audit of an open ledger": [created(), sent(A), listed(1, OPEN), replica("x", A)],
 }
 

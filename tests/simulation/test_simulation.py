@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from history import Created, Recovered
 from plan import Plan, Work
 from simulation import LAST_CREATION_S, Simulation, run_plan
 from steps import DURATION_S
 from troubles import Troubles
+
+from metadata.records import ledger_key
 
 WORK = Work(
     start_s=DURATION_S - 0.5,
@@ -32,6 +35,20 @@ def test_a_ledger_whose_creation_outlasts_the_faults_is_recovered_too() -> None:
         assert late <= {e.ledger for e in events if isinstance(e, Recovered)}
         late_in_all += len(late)
     assert late_in_all
+
+
+def test_a_ledger_whose_record_is_gone_at_the_end_is_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settle = Simulation._settle
+
+    async def lose_a_record(self: Simulation) -> None:
+        await settle(self)
+        del self.metadata.values[ledger_key(self.ledgers[-1])]
+
+    monkeypatch.setattr(Simulation, "_settle", lose_a_record)
+    outcome = run_plan(plan_of(0), Simulation, only=None)
+    assert 6 in {violation.invariant for violation in outcome.violations}
 
 
 def plan_of(seed: int) -> Plan:

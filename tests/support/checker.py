@@ -45,7 +45,10 @@ class Violation(NamedTuple):
 
 def check(history: History) -> list[Violation]:
     """Return all broken promises, by ledger; none: the history is as it should be."""
-    found = [violation for facts in gather(history) for violation in _check_ledger(facts)]
+    ledgers = gather(history)
+    found = [violation for facts in ledgers for violation in _check_ledger(facts)]
+    if any(facts.replicas for facts in ledgers):
+        found += [violation for facts in ledgers for violation in _audited(facts)]
     found += [Violation(*broken) for broken in check_messages(history)]
     others = [*check_groups(history), *check_time(history)]
     return found + [Violation(number, 0, None, told) for number, told in others]
@@ -55,6 +58,9 @@ def _check_ledger(facts: Facts) -> Iterator[Violation]:
     for promise in PROMISES:
         for entry, message in promise.broken(facts):
             yield Violation(promise.invariant, facts.ledger, entry, message)
+
+
+def _audited(facts: Facts) -> Iterator[Violation]:
     for invariant, entry, message in missing_copies(facts):
         yield Violation(invariant, facts.ledger, entry, message)
 

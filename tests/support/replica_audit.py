@@ -1,7 +1,8 @@
 """Does every bookie of the location list hold what the ledger's readers will ask it for?
 
 Looked at once, after everything was healed: the last version of the list must lead to
-write_quorum equal copies of every entry of a closed ledger.
+write_quorum equal copies of every entry of a closed ledger. A ledger with acknowledged entries
+must be there for that: recorded, closed, and on some bookie.
 """
 
 from __future__ import annotations
@@ -16,11 +17,22 @@ Missing = Iterator[tuple[int, int, str]]
 
 
 def missing_copies(facts: Facts) -> Missing:
-    """Yield each copy that is missing or differs; nothing for a ledger without an audit."""
+    """Yield each copy that is missing or differs, of a history that ends with an audit."""
     if facts.end is None or not facts.replicas or not facts.versions or not facts.created:
+        if facts.acked:
+            yield 6, max(facts.acked), f"acknowledged, and the ledger {_lack(facts)}"
         return
     for entry, bookies in _write_sets(facts, facts.end):
         yield from _check_entry(facts, entry, bookies)
+
+
+def _lack(facts: Facts) -> str:
+    """Say why nothing can be looked for."""
+    if not facts.versions:
+        return "is in no record"
+    if facts.end is None:
+        return "has no end"
+    return "is on no bookie" if not facts.replicas else "was made by nobody"
 
 
 def _write_sets(facts: Facts, end: int) -> Iterator[tuple[int, list[str]]]:
