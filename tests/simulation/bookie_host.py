@@ -18,7 +18,7 @@ from machines import MACHINE, Machine
 from metadata_view import MetadataView, Outages
 from network import Door, Network
 from page_cache import syncs_noted
-from promises import Overheard, Promises
+from promises import Overheard, Promises, held
 from replaced import replaced
 from troubles import Troubles
 
@@ -110,6 +110,13 @@ class BookieHost:
             self._tail = tail
             self._die(silently=silently)
             self._scope.cancel()
+
+    def has(self, ledger: int, entry: int, *, is_mended: bool) -> bool:
+        """True if the bookie acknowledged the entry, or has or may have a copy made by repair."""
+        if self.promises.cover(ledger, entry) or not is_mended:
+            return self.promises.cover(ledger, entry)
+        engine = self.disk.engine
+        return engine is None or engine.closed or entry in held(engine, ledger)
 
     async def succeed(self) -> None:
         """Give the bookie's name to its empty folders, as `bookie replace` does."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
 
@@ -19,7 +19,9 @@ from cluster_metadata import ClusterMetadata
 from history import (
     Absent,
     History,
+    ReadAsked,
     ReadBack,
+    ReadDone,
     Recovered,
     digest_of,
 )
@@ -31,7 +33,8 @@ from plan import Work
 from ledger_client import Client, Options
 from ledger_client.background import Background
 from ledger_client.cluster.operations.rebalance import Rebalancer
-from ledger_client.errors import LedgerError, NoSuchEntry
+from ledger_client.errors import EntryLost, LedgerError, NoSuchEntry
+from ledger_client.ledgers.entries import Entry
 from ledger_client.ledgers.reader import LedgerReader
 from ledger_client.topics.context import TopicContext
 from metadata.calls import ScrubNow
@@ -59,6 +62,9 @@ class ClientHost:
         retired: True once nobody here is to begin another ledger.
         creating: how many ledgers are being created here.
         on_acknowledged: called with a ledger and entries when its writer was told of them.
+
+    *on_read* is called so when a reader got them. With *may_lose* disks fail to read what they
+    have, so readers may be told that entries are lost.
     """
 
     def __init__(
@@ -72,6 +78,8 @@ class ClientHost:
         ledgers: list[int],
         chance: random.Random,
         on_acknowledged: Callable[[int, range], None],
+        on_read: Callable[[int, range], None],
+        may_lose: bool,
         is_open: Callable[[int], bool],
         happened: Counter[str],
         options: Options = OPTIONS,
@@ -84,6 +92,8 @@ class ClientHost:
         self.retired = False
         self.creating = 0
         self.on_acknowledged = on_acknowledged
+        self._on_read = on_read
+        self._may_lose = may_lose
         self.is_open = is_open
         self.happened = happened
         self.network = network
@@ -91,6 +101,7 @@ class ClientHost:
         self._metadata = metadata
         self.view = MetadataView(metadata.observer, self.machine, outages)
         self._numbers = count()
+        self._reads = count(1)
         self._scope = trio.CancelScope()
         self._client: Client | None = None
         self._nursery: trio.Nursery | None = None
@@ -214,38 +225,62 @@ class ClientHost:
             except LedgerError:
                 return
 
-    async def read_whole(self, ledger_id: int, client: Client) -> None:
-        """Read all that is confirmed of a ledger."""
-        with trio.move_on_after(PATIENCE_S):
-            try:
+    async def read_whole(
+        self, ledger_id: int, client: Client, *, last: int | None = None, attempts: int = 1
+    ) -> bool:
+        """Read a ledger up to *last*, None: all that is confirmed; False if no attempt worked."""
+        for _ in range(attempts):
+            with trio.move_on_after(PATIENCE_S), suppress(LedgerError):
                 async with client.ledgers.open(ledger_id, recover=False) as reader:
-                    if reader.last_confirmed >= 0:
-                        entries = await reader.read(0, reader.last_confirmed)
-                        self._note(reader, 0, [digest_of(entry.payload) for entry in entries])
-            except LedgerError:
-                return
+                    end = reader.last_confirmed if last is None else last
+                    if end >= 0:
+                        await self._read_to(reader, 0, end)
+                    return True
+            if attempts > 1:
+                await trio.sleep(RESTART_S)
+        return False
 
     async def _read_all(self, reader: LedgerReader) -> None:
         last = reader.last_confirmed
         first = self.machine.chance.choice([0, self.machine.chance.randint(0, max(last, 0))])
-        if first > last:
-            return
-        try:
-            entries = await reader.read(first, last)
-        except NoSuchEntry as absent:
-            if absent.entry_id <= last:
-                name = self.machine.name
-                self.history.add(Absent(ledger=reader.id, reader=name, entry=absent.entry_id))
-            return
-        self._note(reader, first, [digest_of(entry.payload) for entry in entries])
+        if first <= last:
+            await self._read_to(reader, first, last)
+
+    async def _read_to(self, reader: LedgerReader, first: int, last: int) -> None:
+        with self._asks(reader, first, last) as name:
+            self._note(reader, name, await reader.read(first, last))
 
     async def _follow(self, reader: LedgerReader) -> None:
-        async for entry in reader.follow(0):
-            self._note(reader, entry.entry_id, [digest_of(entry.payload)])
+        with self._asks(reader, 0, None) as name:
+            async for entry in reader.follow(0):
+                self._note(reader, name, [entry])
 
-    def _note(self, reader: LedgerReader, first: int, digests: list[int]) -> None:
-        name = self.machine.name
-        self.history.add(ReadBack(ledger=reader.id, reader=name, first=first, digests=digests))
+    @contextmanager
+    def _asks(self, reader: LedgerReader, first: int, last: int | None) -> Iterator[str]:
+        """Record a read, whose name this yields, and its end, or what it was told is not there."""
+        ledger, name = reader.id, f"{self.machine.name} #{next(self._reads)}"
+        self.history.add(ReadAsked(ledger=ledger, reader=name, first=first, last=last))
+        try:
+            yield name
+        except (NoSuchEntry, EntryLost) as gone:
+            until = reader.last_confirmed if last is None else last
+            is_due = isinstance(gone, NoSuchEntry) or not self._may_lose
+            if is_due and gone.entry_id <= until:
+                self.history.add(Absent(ledger=ledger, reader=name, entry=gone.entry_id))
+            raise
+        self.history.add(ReadDone(ledger=ledger, reader=name))
+
+    def _note(self, reader: LedgerReader, name: str, entries: Iterable[Entry]) -> None:
+        """Record entries that were read, as one event for each run of consecutive ids."""
+        runs: list[ReadBack] = []
+        for entry in entries:
+            if not runs or entry.entry_id != runs[-1].first + len(runs[-1].digests):
+                first = entry.entry_id
+                runs.append(ReadBack(ledger=reader.id, reader=name, first=first, digests=[]))
+            runs[-1].digests.append(digest_of(entry.payload))
+        for run in runs:
+            self.history.add(run)
+            self._on_read(run.ledger, range(run.first, run.first + len(run.digests)))
 
     async def recover_any(self, client: Client) -> None:
         """Recover some ledger, an open one as a rule, at most a few times."""
@@ -288,15 +323,16 @@ class ClientHost:
             except (LedgerError, MetadataError):
                 return
 
-    async def scrub(self, bookie_id: str, client: Client) -> None:
-        """Scrub a bookie."""
+    async def scrub(self, bookie_id: str, client: Client) -> bool:
+        """Scrub a bookie; False when that did not work in any attempt."""
         for _ in range(10):
             try:
                 await client._context.ledgers.call(bookie_id, ScrubNow())
             except LedgerError:
                 await trio.sleep(0.5)
             else:
-                return
+                return True
+        return False
 
     def start_writing(self, work: Work) -> None:
         """Begin a piece of work in the process."""

@@ -7,7 +7,6 @@ answered is judged at once, and so is what bookies have under an id at the momen
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import trio
@@ -17,7 +16,7 @@ from foreigners import Attempt, Foreigners
 from history import Refused
 from id_plan import IdPlan, make_id_plan, spread
 from lost_table import Loss, lose_table
-from simulation import HEALED_S, Outcome, Simulation, run_plan
+from simulation import Outcome, Simulation, run_plan
 from steps import Step
 from troubles import FOREIGN_REACHED, FOREIGN_REFUSED, FOREIGN_TAKEN, TABLE_LOST
 
@@ -129,12 +128,6 @@ class IdSimulation(Simulation):
             self.clients[client].start_writing(spread(work))
 
     # --- the end ----------------------------------------------------------------------------
-
-    async def _settle(self) -> None:
-        await super()._settle()
-        over = trio.current_time() + HEALED_S
-        for ledger in sorted(self._present - set(self.reused)):
-            await self._do(partial(self.auditor.read_whole, ledger), over)
 
     def _look(self) -> None:
         super()._look()

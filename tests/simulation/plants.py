@@ -21,13 +21,15 @@ from replaced import replaced
 
 from ledger_client.cluster.operations.rebalance import Rebalancer
 from ledger_client.ledgers import inquiry, ledgers
-from ledger_client.ledgers.replica_reads import LedgerSource
+from ledger_client.ledgers.entries import Unsound, Verdict
+from ledger_client.ledgers.replica_reads import LedgerSource, ReplicaRead
 from ledger_client.ledgers.write_state import Action, WriteState
 from ledger_client.wire.bookies import BookieConnection
+from ledger_client.wire.inflight import Reply
 from metadata.records import LedgerRecord
 from native.digest import crc32c
 from native.engine import Request
-from native.frame import Code, Flag
+from native.frame import Code, Flag, Opcode
 from native.journal import FENCE
 from native.link import Response
 from native.mark import Mark
@@ -289,6 +291,38 @@ def name_no_incarnation() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def confirm_what_is_stored() -> Iterator[None]:
+    """Tell followers of an open ledger that the last entry here is confirmed."""
+    answer = SimulatedEngine.answer
+
+    def confirm(
+        engine: SimulatedEngine, request: Request, *, use_disk: bool, size_max: int
+    ) -> bytes | None:
+        frame = answer(engine, request, use_disk=use_disk, size_max=size_max)
+        here = engine.ledger(request.ledger_id) if request.opcode == Opcode.READ_WAIT else None
+        if frame is None or here is None or frame[8:12] != bytes(4):
+            return frame
+        return frame[:36] + here.last_entry.to_bytes(8, "big", signed=True) + frame[44:]
+
+    with replaced(SimulatedEngine, "answer", confirm):
+        yield
+
+
+@contextmanager
+def give_up_at_damage() -> Iterator[None]:
+    """Call an entry lost when one copy is damaged, and ask for no other."""
+    give_up = ReplicaRead._give_up
+
+    def give_up_all(read: ReplicaRead[object], reply: Reply, unsound: Unsound) -> None:
+        give_up(read, reply, unsound)
+        if unsound.verdict is Verdict.DAMAGED:
+            read._untried.clear()
+
+    with replaced(ReplicaRead, "_give_up", give_up_all):
+        yield
+
+
 PLANTS: dict[str, Plant] = {
     plant.__name__: plant
     for plant in (
@@ -304,5 +338,7 @@ PLANTS: dict[str, Plant] = {
         journal_not_synced,
         log_not_synced,
         name_no_incarnation,
+        confirm_what_is_stored,
+        give_up_at_damage,
     )
 }

@@ -35,7 +35,7 @@ from metadata_view import Outages
 from network import Network
 from plan import Plan, make_plan
 from steps import DURATION_S
-from troubles import ENSEMBLE, SQLITE, Clock
+from troubles import ENSEMBLE, READ_ERRORS, SQLITE, Clock
 
 from ledger_client import Client
 from metadata.records import (
@@ -149,6 +149,8 @@ class Simulation:
             ledgers=self.ledgers,
             chance=self.chance(name),
             on_acknowledged=self._check_copies,
+            on_read=self._check_read,
+            may_lose=READ_ERRORS in self.plan.troubles.kinds and name != _AUDITOR,
             is_open=self._is_open,
             happened=self.happened,
         )
@@ -261,6 +263,20 @@ class Simulation:
                 await self._do(partial(self.auditor.scrub, name), over)
         if not await wait_until(self._is_whole, over):
             self._violate(5, 0, f"not repaired: {await self._ailing()}")
+        await self._read_back()
+
+    async def _read_back(self) -> None:
+        """Read every ledger that was closed, as any client would."""
+        over = trio.current_time() + HEALED_S
+        for record in self._readable():
+            ledger, last = record.ledger_id, record.last_entry
+            read = partial(self.auditor.read_whole, ledger, last=last, attempts=20)
+            if not await self._do(read, over):
+                self._violate(5, ledger, "cannot be read")
+
+    def _readable(self) -> list[LedgerRecord]:
+        """Return the ledgers that readers are to find whole in the end."""
+        return [record for record in self.records() if record.state is LedgerState.CLOSED]
 
     async def _is_created(self) -> bool:
         return not self._creators()
@@ -272,17 +288,19 @@ class Simulation:
         """Return ledgers that are there, and whose creators were not told that they are."""
         return sorted({record.ledger_id for record in self.records()} - set(self.ledgers))
 
-    async def _do(self, work: Callable[[Client], Awaitable[object]], over: float) -> None:
-        """Run *work* as the auditor, at most until the time *over*."""
-        done = trio.Event()
+    async def _do(self, work: Callable[[Client], Awaitable[bool]], over: float) -> bool:
+        """Run *work* as the auditor, at most until the time *over*; True if it succeeded."""
+        done, succeeded = trio.Event(), False
 
         async def do(client: Client) -> None:
-            await work(client)
+            nonlocal succeeded
+            succeeded = await work(client)
             done.set()
 
         self.auditor.do(do)
         with trio.move_on_at(over):
             await done.wait()
+        return succeeded
 
     async def _is_whole(self) -> bool:
         closed = (record.state is LedgerState.CLOSED for record in self.records())
@@ -334,14 +352,23 @@ class Simulation:
     def _is_open(self, ledger: int) -> bool:
         return self._record(ledger).state is LedgerState.OPEN
 
+    def _check_read(self, ledger: int, entries: range) -> None:
+        """Check that entries are durable before a reader of an open ledger gets them."""
+        if ledger_key(ledger) in self.metadata.values and self._is_open(ledger):
+            self._check_copies(ledger, entries)
+
     def _check_copies(self, ledger: int, entries: range) -> None:
-        """Check that acknowledged entries are on enough of the bookies that readers ask."""
+        """Check that confirmed entries are on enough of the bookies that readers ask.
+
+        Repair may have made copies, but not of the last fragment of an open ledger.
+        """
         record = self._record(ledger)
         for entry in entries:
+            is_mended = entry < record.fragments[-1].first_entry
             holders = [
                 name
                 for name in write_set(record, entry)
-                if self.bookies[name].promises.cover(ledger, entry)
+                if self.bookies[name].has(ledger, entry, is_mended=is_mended)
             ]
             if len(holders) < record.ack_quorum:
                 self._violate(1, ledger, f"told, and only {holders} have it", entry)

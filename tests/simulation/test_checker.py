@@ -16,7 +16,9 @@ from history import (
     History,
     HistoryFile,
     Listed,
+    ReadAsked,
     ReadBack,
+    ReadDone,
     Recovered,
     Refused,
     Replica,
@@ -49,6 +51,13 @@ def refused(count: int, *, unknown: bool) -> Refused:
 
 def read(first: int, *digests: int, reader: str = "r") -> ReadBack:
     return ReadBack(ledger=1, reader=reader, first=first, digests=list(digests))
+
+
+def asks(first: int, last: int | None) -> ReadAsked:
+    return ReadAsked(ledger=1, reader="r", first=first, last=last)
+
+
+DONE = ReadDone(ledger=1, reader="r")
 
 
 def absent(entry: int) -> Absent:
@@ -108,6 +117,18 @@ BROKEN: dict[str, tuple[int, list[Event]]] = {
         [sent(A), sent(B), sent(C), refused(1, unknown=False), acked(0, A), acked(2, C)],
     ),
     "what was read is cut off": (1, [sent(A, B), read(0, A, B), recovered(0, 1)]),
+    "a read that is too short": (1, [*WRITTEN, asks(0, 2), read(0, A, B), DONE]),
+    "a read of nothing": (1, [*WRITTEN, asks(0, 2), DONE]),
+    "a read that skips an entry": (1, [*WRITTEN, asks(0, 2), read(0, A), read(2, C), DONE]),
+    "a read that begins late": (1, [*WRITTEN, asks(0, 2), read(1, B, C), DONE]),
+    "a read of an entry twice": (1, [*WRITTEN, asks(0, 2), read(0, A, B), read(1, B, C), DONE]),
+    "a read of more than was asked": (1, [*WRITTEN, asks(0, 0), read(0, A, B), DONE]),
+    "a follower that goes backwards": (1, [*WRITTEN, asks(0, None), read(0, A, B), read(0, A)]),
+    "a follower that leaves entries out": (1, [*WRITTEN, asks(0, None), read(0, A), read(2, C)]),
+    "a follower that ends early": (
+        1,
+        [*WRITTEN, closed(2, 6), asks(0, None), read(0, A, B), DONE],
+    ),
     "what was acknowledged is cut off": (3, [*WRITTEN, recovered(1, 3)]),
     "a fenced writer is acknowledged": (3, [sent(A, B), recovered(0, 1), acked(1, B)]),
     "two ends": (3, [sent(A, B), recovered(0, 1), recovered(1, 3)]),
@@ -152,6 +173,17 @@ BROKEN: dict[str, tuple[int, list[Event]]] = {
 SOUND: dict[str, list[Event]] = {
     "nothing happened": [],
     "read twice": [sent(A), read(0, A), read(0, A, reader="s")],
+    "a read in pieces": [*WRITTEN, asks(0, 2), read(0, A), read(1, B, C), DONE],
+    "a read that fails on the way": [*WRITTEN, asks(0, 2), read(0, A)],
+    "a read from the middle": [*WRITTEN, asks(1, 1), read(1, B), DONE],
+    "a follower that is stopped": [*WRITTEN, closed(2, 6), asks(0, None), read(0, A)],
+    "a follower up to the end": [
+        *[*WRITTEN, asks(0, None), read(0, A, B), closed(2, 6), read(2, C), DONE]
+    ],
+    "two reads at a time": [
+        *[*WRITTEN, asks(0, 2), ReadAsked(ledger=1, reader="s", first=0, last=0), read(0, A)],
+        *[read(0, A, reader="s"), ReadDone(ledger=1, reader="s"), read(1, B, C), DONE],
+    ],
     "acknowledged after it was read": [sent(A, B, first=0), read(0, A), acked(0, A, B)],
     "one payload sent twice": [sent(A), sent(A), read(0, A, A)],
     "an unknown outcome fills the gap": [

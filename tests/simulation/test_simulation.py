@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from history import Created, Recovered
+from history import Acknowledged, Created, Recovered
 from plan import Plan, Work
 from simulation import LAST_CREATION_S, Simulation, run_plan
 from steps import DURATION_S
 from troubles import Troubles
 
+from ledger_client.ledgers.entries import Entries
+from ledger_client.ledgers.reader import LedgerReader
 from metadata.records import ledger_key
 
 WORK = Work(
@@ -49,6 +51,20 @@ def test_a_ledger_whose_record_is_gone_at_the_end_is_missed(
     monkeypatch.setattr(Simulation, "_settle", lose_a_record)
     outcome = run_plan(plan_of(0), Simulation, only=None)
     assert 6 in {violation.invariant for violation in outcome.violations}
+
+
+def test_every_ledger_is_read_whole_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = LedgerReader.read
+
+    async def leave_the_last_out(self: LedgerReader, first: int, last: int) -> Entries:
+        return await read(self, first, last - 1)
+
+    monkeypatch.setattr(LedgerReader, "read", leave_the_last_out)
+    outcome = run_plan(plan_of(0), Simulation, only=None)
+    short = {violation.ledger for violation in outcome.violations if violation.invariant == 1}
+    written = {e.ledger for e in outcome.history.events if isinstance(e, Acknowledged)}
+    assert written
+    assert written <= short
 
 
 def plan_of(seed: int) -> Plan:

@@ -17,6 +17,7 @@ SHARE = 0.18
 HOURS_8_MS = 8 * 3600 * 1000
 SQLITE = "SQLite file"
 ENSEMBLE = "ZooKeeper"
+READ_ERRORS = "read errors"
 SESSIONS_EXPIRED = "ZooKeeper sessions expired"
 ANSWERS_LOST = "answers to multis lost"
 
@@ -204,7 +205,7 @@ _OF_LEDGERS: dict[str, Draw] = {
     "limits": _limits,
     "lost pages": _lost_pages,
     "misdirected writes": _misdirected,
-    "read errors": _unreadable,
+    READ_ERRORS: _unreadable,
     SQLITE: _sqlite,
     ENSEMBLE: _ensemble,
 }
@@ -216,7 +217,7 @@ _OF_TOPICS: dict[str, Draw] = {
     "flushes that hang": _flushes,
     "levelling": _levelling,
     "limits": _limits,
-    "read errors": _unreadable,
+    READ_ERRORS: _unreadable,
     SQLITE: _sqlite,
     ENSEMBLE: _ensemble,
     "truncation": _truncation,

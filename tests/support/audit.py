@@ -48,7 +48,7 @@ async def audit(url: str, path: Path, is_meant: Callable[[LedgerInfo], bool] = i
         ledgers = [info async for info in client.ledgers.list() if is_meant(info)]
         for info in ledgers:
             witness.created(info)
-            await read_back(client, witness, info.ledger_id)
+            await read_back(client, witness, info)
         addresses = {each.bookie_id: each.address for each in await client.cluster.bookies()}
         async with trio.open_nursery() as nursery:
             for bookie, address in addresses.items():
@@ -81,14 +81,15 @@ async def wait_until_repaired(store: MetadataStore) -> None:
         await trio.sleep(POLL_S)
 
 
-async def read_back(client: Client, witness: Witness, ledger_id: int) -> None:
-    """Read a closed ledger as any reader would."""
-    async with client.ledgers.open(ledger_id) as reader:
+async def read_back(client: Client, witness: Witness, info: LedgerInfo) -> None:
+    """Read a closed ledger as any reader would, up to the end that its record states."""
+    async with client.ledgers.open(info.ledger_id) as reader:
         try:
-            async for batch in reader.read_batches(0, reader.last_confirmed):
-                witness.read_batch(batch)
+            with witness.reading(info.ledger_id, 0, info.last_entry) as reading:
+                async for batch in reader.read_batches(0, info.last_entry):
+                    reading.read_batch(batch)
         except (NoSuchEntry, EntryLost) as gone:
-            witness.absent(ledger_id, gone.entry_id)
+            witness.absent(info.ledger_id, gone.entry_id)
 
 
 async def tell_replicas(

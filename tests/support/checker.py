@@ -2,7 +2,8 @@
 
     History ─► facts of each ledger ─► one function per promise ─► Violations
 
-1  What a reader was given was sent, never changes or vanishes, and ids have no gap.
+1  What a reader was given was sent, never changes or vanishes, and ids have no gap. It gets what
+   it asked for, in order, each entry once, and all of it if it comes to the end.
 2  With ack quorum = write quorum, each bookie of the list can serve what was read.
 3  A recovery keeps what was acknowledged; whoever ends a ledger agrees on the end.
 4  No entry is called absent that is there.
@@ -20,7 +21,7 @@ can tell. The time is that of sorting: n log n in the number of entries.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -111,6 +112,24 @@ def _gaps(facts: Facts) -> Broken:
 def _vanished(facts: Facts) -> Broken:
     """Entries read before the ledger was closed are below its end."""
     yield from _read_above_end(facts, after=False)
+
+
+def _misread(facts: Facts) -> Broken:
+    """A reader gets what it asked for: one entry after the other, and all if it came to the end."""
+    given: defaultdict[str, list[ReadBack]] = defaultdict(list)
+    for event in facts.reads:
+        given[event.reader].append(event)
+    for name, asked in facts.asked.items():
+        last = facts.end if asked.last is None else asked.last
+        position = asked.first
+        for event in given[name]:
+            if event.first != position:
+                yield event.first, f"{name} got it, and {position} was the next"
+            position = event.first + len(event.digests)
+        if asked.last is not None and position > asked.last + 1:
+            yield position - 1, f"{name} got it, and asked for no more than {asked.last}"
+        if name in facts.done and last is not None and position <= last:
+            yield position, f"{name} came to the end of {asked.first} to {last} without it"
 
 
 # --- 3: recovery ------------------------------------------------------------------------
@@ -221,6 +240,7 @@ PROMISES = [
     Promise(1, _never_sent),
     Promise(1, _gaps),
     Promise(1, _vanished),
+    Promise(1, _misread),
     Promise(3, _cut_off),
     Promise(3, _disagreement),
     Promise(3, _wrong_length),

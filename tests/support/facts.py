@@ -15,7 +15,9 @@ from history import (
     History,
     LedgerEvent,
     Listed,
+    ReadAsked,
     ReadBack,
+    ReadDone,
     Recovered,
     Refused,
     Replica,
@@ -32,6 +34,8 @@ class Facts:
         sent_as: digests that a writer sent, by the id that it expected.
         acked: the digest first acknowledged, by entry.
         returned: the digest first read, by entry.
+        asked: what a reader asked for, by its name.
+        done: the readers that came to the end of it.
     """
 
     def __init__(self, ledger: int) -> None:
@@ -41,6 +45,8 @@ class Facts:
         self.acks: list[Acknowledged] = []
         self.refusals: list[Refused] = []
         self.reads: list[ReadBack] = []
+        self.asked: dict[str, ReadAsked] = {}
+        self.done: set[str] = set()
         self.absences: list[Absent] = []
         self.ends: list[Closed | Recovered] = []
         self.listings: list[Listed] = []
@@ -74,17 +80,26 @@ class Facts:
                 _note(self.acked, event)
             case Refused():
                 self.refusals.append(event)
-            case ReadBack():
-                self.reads.append(event)
-                _note(self.returned, event)
-            case Absent():
-                self.absences.append(event)
+            case ReadAsked() | ReadBack() | ReadDone() | Absent():
+                self._add_read(event)
             case Closed() | Recovered():
                 self.ends.append(event)
             case Listed():
                 self.listings.append(event)
             case Replica():
                 self.replicas[event.bookie] = event
+
+    def _add_read(self, event: ReadAsked | ReadBack | ReadDone | Absent) -> None:
+        match event:
+            case ReadAsked():
+                self.asked[event.reader] = event
+            case ReadBack():
+                self.reads.append(event)
+                _note(self.returned, event)
+            case ReadDone():
+                self.done.add(event.reader)
+            case Absent():
+                self.absences.append(event)
 
     def _add_sent(self, event: Sent) -> None:
         self.sends.append(event)

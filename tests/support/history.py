@@ -5,7 +5,7 @@ JSON lines to a file of their own each, which are merged by time afterwards. The
 checker (checker.py) needs nothing else.
 
     writer   ─► Sent, Acknowledged, Refused, Closed ─┐
-    reader   ─► ReadBack, Absent ────────────────────┼─► History ─► check()
+    reader   ─► ReadAsked, ReadBack, ReadDone, Absent┼─► History ─► check()
     recoverer─► Recovered ───────────────────────────┤
     audit    ─► Listed, Replica ─────────────────────┘
 
@@ -78,6 +78,23 @@ class Refused(LedgerEvent):
     unknown: bool
 
 
+class ReadAsked(LedgerEvent):
+    """A reader, which has a name for this alone, is about to ask for entries *first* to *last*.
+
+    *last* is None for one that follows the ledger from *first* on.
+    """
+
+    reader: str
+    first: int
+    last: int | None
+
+
+class ReadDone(LedgerEvent):
+    """A reader came to the end of what it asked for."""
+
+    reader: str
+
+
 class ReadBack(LedgerEvent):
     """A reader got entries from *first* on."""
 
@@ -130,7 +147,9 @@ _AnyEvent = (
     | Sent
     | Acknowledged
     | Refused
+    | ReadAsked
     | ReadBack
+    | ReadDone
     | Absent
     | Closed
     | Recovered

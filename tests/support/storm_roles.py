@@ -100,15 +100,19 @@ async def _read_some(role: Role, reader: LedgerReader) -> None:
         return
     first = role.chance.randrange(reader.last_confirmed + 1)
     last = min(reader.last_confirmed, first + READ_MAX)
-    async for batch in reader.read_batches(first, last):
-        role.witness.read_batch(batch)
+    with role.witness.reading(reader.id, first, last) as witness:
+        async for batch in reader.read_batches(first, last):
+            witness.read_batch(batch)
 
 
 async def _follow(role: Role, reader: LedgerReader) -> None:
-    follower = reader.follow(max(0, reader.last_confirmed - 5))
-    with trio.move_on_after(role.chance.random() * 2):
-        async for entry in follower:
-            role.witness.read(entry.ledger_id, entry.entry_id, [entry.payload])
+    start = max(0, reader.last_confirmed - 5)
+    with (
+        trio.move_on_after(role.chance.random() * 2),
+        role.witness.reading(reader.id, start, None) as witness,
+    ):
+        async for entry in reader.follow(start):
+            witness.read(entry.ledger_id, entry.entry_id, [entry.payload])
 
 
 # --- recovering -------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
 
 from history import (
     Absent,
@@ -10,7 +12,9 @@ from history import (
     Closed,
     Created,
     Event,
+    ReadAsked,
     ReadBack,
+    ReadDone,
     Recorder,
     Recovered,
     Refused,
@@ -30,6 +34,7 @@ class Witness:
 
     def __init__(self, history: Recorder, name: str) -> None:
         self._history = history
+        self._reads = count(1)
         self.name = name
 
     def created(self, record: LedgerRecord | LedgerInfo) -> None:
@@ -76,6 +81,18 @@ class Witness:
                 length=info.length,
             )
         )
+
+    @contextmanager
+    def reading(self, ledger_id: int, first: int, last: int | None) -> Iterator[Witness]:
+        """Record a read that is about to begin; yields the witness of what it gets.
+
+        It has got all that it asked for, up to *last* or, for None, the ledger's end, if the block
+        ends without an exception.
+        """
+        witness = Witness(self._history, f"{self.name} #{next(self._reads)}")
+        self._add(ReadAsked(ledger=ledger_id, reader=witness.name, first=first, last=last))
+        yield witness
+        self._add(ReadDone(ledger=ledger_id, reader=witness.name))
 
     def read(self, ledger_id: int, first: int, payloads: Iterable[bytes]) -> None:
         digests = [digest_of(payload) for payload in payloads]

@@ -101,9 +101,9 @@ async def read_back(client: Client, ledger_id: int, history: History) -> None:
 async def tell_all(reader: LedgerReader, history: History) -> None:
     """Read what is confirmed, which is something."""
     assert reader.last_confirmed > 0
-    witness = Witness(history, "reader")
-    async for batch in reader.read_batches(0, reader.last_confirmed):
-        witness.read_batch(batch)
+    with Witness(history, "reader").reading(reader.id, 0, reader.last_confirmed) as witness:
+        async for batch in reader.read_batches(0, reader.last_confirmed):
+            witness.read_batch(batch)
 
 
 def report(what: str, seconds: float) -> None:
