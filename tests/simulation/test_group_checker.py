@@ -227,6 +227,11 @@ def test_progress_goes_back_only_when_asked() -> None:
     assert broken(*ALL_CAME, first, back, second) == []
     assert broken(*ALL_CAME, first, back, committed("a", 0, version=11)) == [13]
     assert broken(*ALL_CAME, first, committed("", 1, version=11)) == []
+    again, third = committed("a", 2, version=12), committed("a", 1, version=13)
+    assert broken(*ALL_CAME, first, back, second, again, third) == [13]  # it asked once
+    assert broken(*ALL_CAME, first, back, second, again, back, third) == []
+    others = msgspec.structs.replace(back, member="b")
+    assert broken(*ALL_CAME, first, others, second) == [13]
     without_lane = ProgressStored(group=GROUP, part=P0, member="a", epoch=1, version=11, places={})
     assert broken(*ALL_CAME, first, without_lane) == [13]
 

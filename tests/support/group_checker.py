@@ -142,22 +142,33 @@ def _uneven(facts: GroupFacts) -> Iterator[str]:
 
 
 def _went_back(facts: GroupFacts) -> Iterator[str]:
-    """Places rise from commit to commit, but those that a member asked for."""
-    asked: defaultdict[TopicPartition, list[tuple[int, dict[int, Spot]]]] = defaultdict(list)
+    """Places rise from commit to commit, but once for each time that the member asked for it."""
+    asked: defaultdict[tuple[TopicPartition, str], list[tuple[int, dict[int, Spot]]]]
+    asked = defaultdict(list)
     for order, event in enumerate(facts.events):
         if isinstance(event, WentBack):
-            asked[event.part].append((order, event.places))
+            asked[event.part, event.member].append((order, event.places))
     places: dict[TopicPartition, dict[int, Spot]] = {}
     for commit, order in facts.commits:
-        for lane, before in places.get(commit.part, {}).items():
-            now = commit.places.get(lane)
-            wishes = [wish.get(lane) for at, wish in asked[commit.part] if at < order]
-            if (now is None or now < before) and commit.member and now not in wishes:
-                yield (
-                    f"{commit.member} committed {now} in lane {lane} of {commit.part}, "
-                    f"where {before} was committed"
-                )
+        wishes = asked[commit.part, commit.member]
+        fallen = _fallen(places.get(commit.part, {}), commit.places) if commit.member else {}
+        wish = next((w for w in wishes if w[0] < order and fallen.items() <= w[1].items()), None)
+        if wish is not None and fallen:
+            wishes.remove(wish)
+        for lane, now in fallen.items() if wish is None else ():
+            before = places[commit.part][lane]
+            yield (
+                f"{commit.member} committed {now} in lane {lane} of {commit.part}, "
+                f"where {before} was committed"
+            )
         places[commit.part] = commit.places
+
+
+def _fallen(before: dict[int, Spot], now: dict[int, Spot]) -> dict[int, Spot | None]:
+    """Return the lanes whose place is lower than before, or gone, with where they are now."""
+    return {
+        lane: now.get(lane) for lane, spot in before.items() if lane not in now or now[lane] < spot
+    }
 
 
 # --- 14: nothing stands still -------------------------------------------------------------
