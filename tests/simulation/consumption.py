@@ -84,6 +84,7 @@ class Consumption:
                 shared=self._shared,
                 deliveries_max=self._plan.deliveries_max,
                 by_key=self._plan.mode == "key-shared",
+                ack_s=ACK_S,
                 revoke_s=REVOKE_S,
             )
             try:

@@ -319,11 +319,12 @@ def opened(session: str, *, deliveries_max: int = 0, by_key: bool = False) -> Op
         shared=True,
         deliveries_max=deliveries_max,
         by_key=by_key,
+        ack_s=5.0,
         revoke_s=4.0,
     )
 
 
-def got(session: str, entry: int, count: int) -> Delivered:
+def got(session: str, entry: int, count: int, *, at: float = 0.0) -> Delivered:
     return Delivered(
         group=GROUP,
         session=session,
@@ -333,6 +334,7 @@ def got(session: str, entry: int, count: int) -> Delivered:
         lanes=[0],
         ids=[message(entry)],
         counts=[count],
+        at=at,
     )
 
 
@@ -345,6 +347,22 @@ def test_what_was_acknowledged_comes_to_no_later_session() -> None:
     assert broken(*begin, opened("b"), got("b", 1, 1)) == []
     assert broken(*begin, opened("b"), got("b", 0, 2)) == [24]
     assert broken(opened("b"), *begin, got("b", 0, 2)) == []  # it may have had it before
+
+
+def test_what_was_acknowledged_is_in_no_hand_for_long() -> None:
+    begin = [*published(), opened("b"), opened("a"), got("a", 0, 1), acked("a", 0)]
+    assert broken(*begin, got("b", 0, 2, at=8.9)) == []
+    assert broken(*begin, got("b", 0, 2, at=9.1)) == [24]
+    again = [got("b", 0, number + 1, at=100.0 * number) for number in (1, 2, 3)]
+    assert broken(*begin, *again) == [24, 24, 24]
+    for given_up in (removed("c", at=4.0), slot_row("c", epoch=2, at=4.0, has=True, revoked=True)):
+        assert broken(*begin, given_up, got("b", 0, 2, at=12.9)) == []
+        assert broken(*begin, given_up, got("b", 0, 2, at=13.1)) == [24]
+    unordered = [
+        msgspec.structs.replace(each, revoke_s=0.0) if isinstance(each, Opened) else each
+        for each in begin
+    ]
+    assert broken(*unordered, got("b", 0, 2, at=100.0)) == []
 
 
 def test_deliveries_are_counted() -> None:

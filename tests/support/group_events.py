@@ -79,14 +79,16 @@ class Opened(GroupHappening):
     """A session is about to be opened. *shared*: it acknowledges message by message.
 
     *deliveries_max*: how often a message may be delivered; 0: no limit. *by_key*: one member has
-    all messages of a key. *revoke_s*: how long it may keep what is revoked; 0: events of several
-    processes are not in one order, so what depends on that is not checked.
+    all messages of a key. *ack_s*: how long a member may have a message without acknowledging it.
+    *revoke_s*: how long it may keep what is revoked; 0: events of several processes are not in one
+    order, so what depends on that is not checked.
     """
 
     session: str
     shared: bool = False
     deliveries_max: int = 0
     by_key: bool = False
+    ack_s: float = 0.0
     revoke_s: float = 0.0
 
 

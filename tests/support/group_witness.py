@@ -67,6 +67,7 @@ class GroupAudience:
         shared: bool,
         deliveries_max: int = 0,
         by_key: bool = False,
+        ack_s: float = 0.0,
         revoke_s: float = 0.0,
     ) -> None:
         """The consumer is about to be opened."""
@@ -77,6 +78,7 @@ class GroupAudience:
                 shared=shared,
                 deliveries_max=deliveries_max,
                 by_key=by_key,
+                ack_s=ack_s,
                 revoke_s=revoke_s,
             )
         )

@@ -1,7 +1,7 @@
 """Did shared groups keep their promises? As group_checker.py, which includes these.
 
-24  What was acknowledged comes to no later session. No delivery is forgotten when they are counted,
-    and each member that is gone adds one at most.
+24  What was acknowledged comes to no later session, and soon to no other. No delivery is forgotten
+    when they are counted, and each member that is gone adds one at most.
 25  Dead letters are exactly the messages that were delivered as often as the group delivers any.
 26  In a key-shared group, the messages of a key are with one member at a time, and in order.
 
@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple
 
 from event import mark_of
@@ -23,9 +24,11 @@ from group_events import (
     Buried,
     Burying,
     Delivered,
+    GroupHappening,
     LetGo,
     LetterRead,
     LettersRead,
+    MemberLeft,
     MemberRemoved,
     MemberStored,
     Opened,
@@ -48,21 +51,38 @@ Known = tuple[str, MessageId]
 
 
 def _came_again(facts: GroupFacts) -> Iterator[str]:
-    """After an acknowledgement was durable, its session and later ones get the message no more."""
+    """After an acknowledgement was durable, its session and later ones get the message no more.
+
+    Others may have it in hand, if the acknowledging member had it for too long or gave it up. So
+    they get it no more once the time for that is over, counted from the last change of members.
+    """
+    grace_s = facts.options.ack_s + facts.options.revoke_s if facts.options.revoke_s else inf
+    changed_at = -inf
     opened: dict[str, int] = {}
-    acked: dict[Known, tuple[int, str]] = {}
+    acked: dict[Known, tuple[int, Acked]] = {}
     for order, event in enumerate(facts.events):
         if isinstance(event, Opened):
             opened[event.session] = order
+        elif _passes_on(event):
+            changed_at = event.at
         elif isinstance(event, Acked):
             for each in event.ids:
-                acked.setdefault((event.topic, each), (order, event.session))
+                acked.setdefault((event.topic, each), (order, event))
         elif isinstance(event, Delivered):
             begun = opened.get(event.session, 0)
             for each in event.ids:
-                at, session = acked.get((event.topic, each), (order, ""))
-                if at < begun or session == event.session:
+                at, ack = acked.get((event.topic, each), (order, None))
+                if ack is None:
+                    continue
+                is_late = event.at > max(ack.at, changed_at) + grace_s
+                if at < begun or ack.session == event.session or is_late:
                     yield f"{event.session} got {each}, which had been acknowledged before"
+
+
+def _passes_on(event: GroupHappening) -> bool:
+    """True if what a member has, or a part of it, goes to others."""
+    gives_up = isinstance(event, MemberStored) and event.revoked
+    return isinstance(event, MemberRemoved | MemberLeft) or bool(gives_up)
 
 
 class Losses:
