@@ -21,6 +21,8 @@ from time_events import (
     TimeTaken,
     TopicChanged,
 )
+from time_plan import Reading
+from time_roles import Follower
 
 from ledger_client.message_id import MessageId
 
@@ -126,3 +128,21 @@ def test_a_sound_history_breaks_no_promise(events: list[Event]) -> None:
 @pytest.mark.parametrize(("invariant", "events"), BROKEN, ids=range(len(BROKEN)))
 def test_a_broken_promise_is_seen(invariant: int, events: list[Event]) -> None:
     assert {number for number, _ in check_time(History(events))} == {invariant}
+
+
+@pytest.mark.parametrize("from_now", [False, True])
+def test_a_follower_must_get_what_is_sent_once_it_has_begun(*, from_now: bool) -> None:
+    """Of what was sent before it reads from now on, nothing need come."""
+    history = History([sent(0), sent(1), acknowledged(0)])
+    reading = Reading("r", "c1", 0.0, from_now, arrow=False, session_s=1.0, size=1)
+    follower = Follower(TOPIC, reading, 0, history)
+    assert follower.misses_some()
+    follower.begin(15 if from_now else 0)
+    history.add(acknowledged(1))
+    assert follower.misses_some() is not from_now
+    history.add(sent(2))
+    history.add(acknowledged(2))
+    follower.audience.got |= {IDS[0], IDS[1]}
+    assert follower.misses_some()
+    follower.audience.got.add(IDS[2])
+    assert not follower.misses_some()

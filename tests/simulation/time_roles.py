@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import trio
 from history import History
+from message_events import MessagesAcknowledged, MessagesSent, is_nowhere
 from time_plan import Reading, Taking
 from time_witness import TickWitness, TimedAudience, TimeTaker
 
@@ -31,6 +32,9 @@ class Follower:
         self.audience = TimedAudience(history, topic, reading.name)
         self.start: int | None = None
         """the timestamp from which on it reads, None until it has begun"""
+        self._history = history
+        self._sent_before: set[int] = set()
+        """marks of messages that were sent before it began, of one that reads from then on"""
         self._session_s = reading.session_s
         self._taker = TimeTaker(history, f"{reading.name} start")
         self._chance = random.Random(f"{reading.name} {seed}")
@@ -38,6 +42,23 @@ class Follower:
     def stay(self) -> None:
         """Read on without end from now on, and begin no session anew."""
         self._session_s = math.inf
+
+    def begin(self, start: int) -> None:
+        """Read from the timestamp *start* on, 0 for the beginning. No later message is before."""
+        self.audience.begun(start=start, follows=True)
+        self.start = start
+        for event in self._history.events if start else ():
+            if isinstance(event, MessagesSent):
+                self._sent_before |= {message.mark for message in event.messages}
+
+    def misses_some(self) -> bool:
+        """True if it has not got all acknowledged messages that it must get."""
+        return self.start is None or any(
+            mark not in self._sent_before and each not in self.audience.got and not is_nowhere(each)
+            for event in self._history.events
+            if isinstance(event, MessagesAcknowledged)
+            for mark, each in zip(event.marks, event.ids, strict=True)
+        )
 
     async def run(self, client: Client) -> None:
         """Read, in one session after the other, until cancelled."""
@@ -47,8 +68,7 @@ class Follower:
             try:
                 if self.start is None:
                     start = await self._taker.take(client) if reading.from_now else 0
-                    self.audience.begun(start=start, follows=True)
-                    self.start = start
+                    self.begin(start)
                 with trio.move_on_after(self._session_s):
                     await self.audience.read(
                         client, follow=True, arrow=reading.arrow, size=reading.size

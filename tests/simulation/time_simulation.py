@@ -18,7 +18,6 @@ import msgspec
 import trio
 from client_host import ClientHost
 from faults import Faults
-from listener import acknowledged
 from message_witness import Draft, Teller, lanes_told
 from simulation import HEALED_S, Outcome, run_plan, wait_until
 from steps import Step
@@ -138,7 +137,7 @@ class TimeSimulation(TopicSimulation):
         for number in range(LATE_MESSAGES):
             await self._audited("nothing can be sent", partial(self._send, number))
             if not await wait_until(self._has_come, trio.current_time() + ON_S):
-                behind = [each.reading.name for each in self._followers if self._missing(each)]
+                behind = [each.reading.name for each in self._followers if each.misses_some()]
                 self._violate(28, 0, f"{behind} did not get all messages within {ON_S} s")
         hosts = {each.reading.host for each in self._followers}
         for name in sorted(hosts | {each.taking.host for each in self._takers}):
@@ -168,14 +167,7 @@ class TimeSimulation(TopicSimulation):
         return not any(self.clients[name].serves for name in hosts)
 
     async def _has_come(self) -> bool:
-        return not any(map(self._missing, self._followers))
-
-    def _missing(self, follower: Follower) -> bool:
-        """True if the follower has not got all of what was acknowledged since it began."""
-        if follower.start is None:
-            return True
-        ids = acknowledged(self.history)
-        return not follower.audience.got.issuperset(ids[:0] if follower.start else ids)
+        return not any(follower.misses_some() for follower in self._followers)
 
     async def _send(self, number: int, client: Client) -> None:
         """Send a message to each partition."""
