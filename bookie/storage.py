@@ -293,6 +293,8 @@ def _open(
             threaded=threaded,
         )
     except FileExistsError as cause:
+        if mark is not None:
+            raise
         raise BookieError(
             f"{ledger_folder / 'lastMark'}: missing, though there are journals or entry logs; "
             "restore it or run `bookie rebuild-index` on this bookie"

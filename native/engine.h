@@ -90,7 +90,7 @@ typedef struct {
 /* [blocks] Open the store and the table at *mark, replay the journal from it,
  * start a new journal file. mark NULL: a new bookie (folders without data).
  * -ENOENT: the journal file that the mark names is missing. -EEXIST: mark is NULL and
- * journals or logs exist. */
+ * journals or logs exist, or the new journal file does. */
 int bk_engine_open(const bk_engine_options *options, const bk_mark *mark, bk_recovery *recovery,
                    bk_engine **out);
 /* [blocks] Stop the thread after the group under way and free everything. What was not

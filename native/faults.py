@@ -25,6 +25,7 @@ _SITES = {
     "entry_read": lib.BK_FAULT_ENTRY_READ,
     "log_erase": lib.BK_FAULT_LOG_ERASE,
     "array": lib.BK_FAULT_ARRAY,
+    "folder_read": lib.BK_FAULT_FOLDER_READ,
 }
 
 
@@ -33,7 +34,7 @@ def plan_fault(site: str, nth: int = 1, error_number: int = 5, count: int = 1) -
 
     Args:
         site: journal_write, journal_sync, log_write, log_sync, index_write, index_sync,
-            table_write, table_sync, entry_read, log_erase or array (of memory).
+            table_write, table_sync, entry_read, log_erase, array (of memory) or folder_read.
         nth: counted from 1, the next call.
         error_number: a positive errno.
         count: calls in a row that fail.

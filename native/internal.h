@@ -3,6 +3,7 @@
 #ifndef BK_INTERNAL_H
 #define BK_INTERNAL_H
 
+#include <dirent.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -65,6 +66,9 @@ int bk_io_sync(int fd, int32_t site);
  * read of a file that the last durable mark does not vouch for. */
 int bk_io_settle(const char *path, int32_t site);
 int bk_io_sync_folder(const char *folder);
+/* [blocks] The next name of an open folder; *entry is NULL at its end. readdir alone returns NULL
+ * for a failed read, too: names that it did not reach would count as files that are not there. */
+int bk_io_read_folder(DIR *folder, struct dirent **entry);
 /* Read size bytes at offset; *got is less only at the end of the file. */
 int bk_io_read(int fd, void *out, size_t size, uint64_t offset, size_t *got);
 /* Open for direct writes (O_DIRECT) where the file system can, else buffered. */

@@ -147,6 +147,13 @@ int bk_io_sync_folder(const char *folder)
     return result;
 }
 
+int bk_io_read_folder(DIR *folder, struct dirent **entry)
+{
+    errno = -bk_fault_at(BK_FAULT_FOLDER_READ);
+    *entry = errno == 0 ? readdir(folder) : NULL;
+    return *entry != NULL ? 0 : -errno;
+}
+
 int bk_io_read(int fd, void *out, size_t size, uint64_t offset, size_t *got)
 {
     uint8_t *at = out;
@@ -176,7 +183,8 @@ int bk_io_open_direct(const char *path, int flags, int *fd)
 {
     *fd = open(path, flags | O_DIRECT | O_CLOEXEC, BK_FILE_MODE);
     if (*fd < 0 && errno == EINVAL)
-        *fd = open(path, flags | O_CLOEXEC, BK_FILE_MODE);
+        /* The first attempt may have created the file. */
+        *fd = open(path, (flags & ~O_EXCL) | O_CLOEXEC, BK_FILE_MODE);
     return *fd < 0 ? -errno : 0;
 }
 

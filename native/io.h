@@ -15,6 +15,7 @@
 #define BK_FAULT_ENTRY_READ 9 /* of entries from a log, whatever they are read for */
 #define BK_FAULT_LOG_ERASE 10 /* deleting a log: before its renaming, and at each of two syncs */
 #define BK_FAULT_ARRAY 11 /* growing an array in memory; whatever the error, it is ENOMEM */
+#define BK_FAULT_FOLDER_READ 12 /* of one name from a folder */
 
 /* Faults are there only in a build with BK_FAULTS defined, as an editable one is; without it
  * planning one returns -ENOSYS, and bk_fault_at is always 0. */

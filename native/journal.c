@@ -1,7 +1,6 @@
 /* Writing the journal. See journal.h. */
 #include "internal.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -49,35 +48,51 @@ static int by_id(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
+/* Whether the name is <16 hex digits>.<ending>; *id is what the digits say. */
+static int id_of(const char *name, const char *ending, uint64_t *id)
+{
+    char *rest;
+    if (strlen(name) < 18 || name[16] != '.' || strcmp(name + 17, ending) != 0)
+        return 0;
+    *id = strtoull(name, &rest, 16);
+    return rest == name + 16;
+}
+
+static int list_ids(DIR *dir, const char *ending, uint64_t **ids, size_t *count)
+{
+    struct dirent *e;
+    size_t room = 0;
+    int result;
+    while ((result = bk_io_read_folder(dir, &e)) == 0 && e != NULL) {
+        uint64_t id;
+        if (!id_of(e->d_name, ending, &id))
+            continue;
+        uint64_t *grown = bk_array_grow(*ids, &room, *count + 1, sizeof *grown);
+        if (grown == NULL)
+            return -ENOMEM;
+        *ids = grown;
+        (*ids)[(*count)++] = id;
+    }
+    return result;
+}
+
 int bk_journal_list(const char *folder, const char *ending, uint64_t **ids, size_t *count)
 {
     DIR *dir = opendir(folder);
-    size_t room = 0;
     *ids = NULL;
     *count = 0;
     if (dir == NULL)
         return -errno;
-    for (struct dirent *e; (e = readdir(dir)) != NULL;) {
-        char *rest;
-        if (strlen(e->d_name) < 18 || e->d_name[16] != '.' || strcmp(e->d_name + 17, ending) != 0)
-            continue;
-        uint64_t id = strtoull(e->d_name, &rest, 16);
-        if (rest != e->d_name + 16)
-            continue;
-        uint64_t *grown = bk_array_grow(*ids, &room, *count + 1, sizeof *grown);
-        if (grown == NULL) {
-            closedir(dir);
-            free(*ids);
-            *ids = NULL;
-            return -ENOMEM;
-        }
-        *ids = grown;
-        (*ids)[(*count)++] = id;
-    }
+    int result = list_ids(dir, ending, ids, count);
     closedir(dir);
-    if (*count > 0)
+    if (result != 0) {
+        free(*ids);
+        *ids = NULL;
+        *count = 0;
+    } else if (*count > 0) {
         qsort(*ids, *count, sizeof **ids, by_id);
-    return 0;
+    }
+    return result;
 }
 
 static void count_bytes(bk_journal *journal)
@@ -100,7 +115,20 @@ static void count_bytes(bk_journal *journal)
     __atomic_store_n(&journal->bytes, total, __ATOMIC_RELAXED);
 }
 
-/* Rename the oldest spare to path; BK_ABSENT when there is none. */
+/* Rename, unless there is a file of the new name. Where the file system cannot rename so, it is
+ * looked for first: nobody else makes files in this folder. */
+static int rename_to_new(const char *from, const char *to)
+{
+    if (renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE) == 0)
+        return 0;
+    if (errno != EINVAL && errno != ENOSYS)
+        return -errno;
+    if (access(to, F_OK) == 0)
+        return -EEXIST;
+    return errno == ENOENT && rename(from, to) == 0 ? 0 : -errno;
+}
+
+/* Rename the oldest spare to path, where no file may be; BK_ABSENT when there is none. */
 static int take_spare(bk_journal *journal, const char *path)
 {
     uint64_t *ids;
@@ -112,7 +140,7 @@ static int take_spare(bk_journal *journal, const char *path)
     if (count == 0)
         result = BK_ABSENT;
     else if ((result = path_of(journal->folder, ids[0], "spare", spare)) == 0)
-        result = rename(spare, path) == 0 ? 0 : -errno;
+        result = rename_to_new(spare, path);
     free(ids);
     return result;
 }
@@ -147,16 +175,18 @@ static int begin_file(bk_journal *journal, uint64_t file_id, uint64_t previous_i
 {
     char path[BK_PATH_SIZE_MAX];
     struct stat st;
-    int fd = -1;
+    int fd = -1, is_new = 0;
     int result = path_of(journal->folder, file_id, "journal", path);
     if (result != 0)
         return result;
     pthread_mutex_lock(&journal->lock);
     result = take_spare(journal, path);
-    if (result == BK_ABSENT)
+    if (result == BK_ABSENT) {
+        is_new = 1;
         result = 0;
+    }
     if (result == 0)
-        result = bk_io_open_direct(path, O_RDWR | O_CREAT, &fd);
+        result = bk_io_open_direct(path, is_new ? O_RDWR | O_CREAT | O_EXCL : O_RDWR, &fd);
     pthread_mutex_unlock(&journal->lock);
     if (result == 0)
         result = write_header(journal, fd, file_id, previous_id, previous_end);

@@ -56,7 +56,7 @@ typedef struct bk_journal bk_journal;
 /* [blocks] Open a journal for writing in folder: a new file after last_id,
  * whose header names last_id and last_end as its predecessor (0, 0 for none).
  * Its id is last_id + 1. size_max: roll after this many bytes. spares_max: keep
- * this many files for reuse. */
+ * this many files for reuse. -EEXIST: there is a file of that id, which is left as it is. */
 int bk_journal_open(const char *folder, uint64_t last_id, uint64_t last_end, uint64_t size_max,
                     uint32_t spares_max, bk_journal **out);
 /* [blocks] Write one group (block-aligned address, offset and size; its group

@@ -8,7 +8,6 @@
  * superseded before it is read. */
 #include "store_internal.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -94,12 +93,16 @@ static int take_name(opening *o, const char *name)
 
 static int list_folder(opening *o)
 {
-    int result = BK_OK;
+    struct dirent *entry;
     DIR *folder = opendir(o->store->folder);
     if (folder == NULL)
         return -errno;
-    for (struct dirent *entry; result == BK_OK && (entry = readdir(folder)) != NULL;)
+    int result = bk_io_read_folder(folder, &entry);
+    while (result == BK_OK && entry != NULL) {
         result = take_name(o, entry->d_name);
+        if (result == BK_OK)
+            result = bk_io_read_folder(folder, &entry);
+    }
     closedir(folder);
     return result;
 }

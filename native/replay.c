@@ -1,7 +1,6 @@
 /* What a start finds: ledger table, store, journal. See engine.h. */
 #include "engine_internal.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -384,15 +383,18 @@ static int delete_unused_journal(bk_replay *replay)
 static int check_no_logs(const char *folder)
 {
     struct stat st;
-    int result = 0;
+    struct dirent *e;
+    int result;
     DIR *dir = opendir(folder);
     if (dir == NULL)
         return -errno;
-    for (struct dirent *e; (e = readdir(dir)) != NULL;) {
+    while ((result = bk_io_read_folder(dir, &e)) == 0 && e != NULL) {
         size_t size = strlen(e->d_name);
         if (size > 4 && strcmp(e->d_name + size - 4, ".log") == 0 &&
-            fstatat(dirfd(dir), e->d_name, &st, 0) == 0 && st.st_size > BK_BLOCK_SIZE)
+            fstatat(dirfd(dir), e->d_name, &st, 0) == 0 && st.st_size > BK_BLOCK_SIZE) {
             result = -EEXIST;
+            break;
+        }
     }
     closedir(dir);
     return result;

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from engines import MIB, Bookie
+
+from native.faults import clear_fault, plan_fault
 
 
 @pytest.fixture
@@ -47,4 +50,84 @@ def test_entries_larger_than_a_piece_of_the_file_are_replayed(
     bookie.crash()
     assert bookie.recovery.damages == 0
     assert all(bookie.payload(1, i) == payload for i, payload in enumerate(payloads))
+    bookie.close()
+
+
+# --- folders that cannot be read to their ends ------------------------------------------------
+
+
+def contents(bookie: Bookie) -> dict[str, bytes]:
+    paths = [*bookie.journal_folder.iterdir(), *bookie.ledger_folder.iterdir()]
+    return {path.name: path.read_bytes() for path in paths}
+
+
+def refused_starts(bookie: Bookie) -> int:
+    """Let the reading of each name fail in turn; return how many starts that made fail."""
+    before = contents(bookie)
+    for nth in range(1, 100):
+        plan_fault("folder_read", nth)
+        try:
+            engine, _ = bookie._open()
+        except OSError as error:
+            assert error.errno == errno.EIO
+            assert contents(bookie) == before
+        else:
+            engine.close()
+            return nth - 1
+        finally:
+            clear_fault()
+    raise AssertionError("every start failed")
+
+
+def test_a_journal_folder_that_is_read_in_part_stops_the_start(bookie: Bookie) -> None:
+    """Its newest file would count as absent, and its number would be given to the next one."""
+    bookie.add(1, 0, b"older")
+    bookie.crash()
+    bookie.add(1, 1, b"newer")
+    bookie.connection.close()
+    bookie.engine.close()
+    journal, ledgers = (
+        len(list(folder.iterdir())) + 3  # itself, its parent, and the end
+        for folder in (bookie.journal_folder, bookie.ledger_folder)
+    )
+    assert refused_starts(bookie) == journal + ledgers + journal
+    bookie.engine, bookie.recovery = bookie._open()
+    bookie.connection = bookie.engine.connect(1)
+    assert not bookie.recovery.limbo
+    assert [bookie.payload(1, i) for i in range(2)] == [b"older", b"newer"]
+
+
+def test_logs_in_a_folder_that_is_read_in_part_are_no_new_bookie(bookie: Bookie) -> None:
+    """Whether there are entries must be known where there is no mark."""
+    bookie.add(1, 0, b"flushed")
+    bookie.checkpoint()
+    bookie.roll()
+    bookie.connection.close()
+    bookie.engine.close()
+    for path in bookie.journal_folder.iterdir():
+        path.unlink()
+    bookie.mark = None
+    plan_fault("folder_read", 4)  # behind itself, its parent and the end of the empty journal
+    with pytest.raises(OSError, match="Input/output"):
+        bookie._open()
+    clear_fault()
+    with pytest.raises(FileExistsError):
+        bookie._open()
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_a_journal_file_never_takes_the_place_of_another(tmp_path: Path, spares: int) -> None:
+    bookie = Bookie(tmp_path, journal_size_max=64 * 1024)
+    while len(list(bookie.journal_folder.glob("*.spare"))) < spares:
+        bookie.add(1, 0, b"-")
+        bookie.add(1, bookie.engine.store.stats().flushes + 1, bytes(65_000))
+        bookie.checkpoint()
+    bookie.add(2, 0, bytes(65_000))
+    newest = max(bookie.journal_folder.glob("*.journal"))
+    other = newest.with_name(f"{int(newest.stem, 16) + 1:016x}.journal")
+    other.write_bytes(b"of another process")
+    bookie.checkpoint()
+    with pytest.raises(FileExistsError):
+        bookie.add(2, 1, b"in the next file")
+    assert other.read_bytes() == b"of another process"
     bookie.close()

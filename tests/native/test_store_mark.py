@@ -102,6 +102,25 @@ def test_logs_begun_beyond_the_mark_are_deleted_unless_they_are_closed(tmp_path:
     rig.close()
 
 
+def test_a_folder_that_is_read_in_part_stops_the_opening(rig: StoreRig) -> None:
+    """A log that is not listed would count as deleted: its entries would be gone."""
+    rig.flush({1: entries(1, range(5))})
+    rig.roll()
+    rig.flush({1: entries(1, range(5, 9))})
+    rig.store.close()
+    before = {path: path.read_bytes() for path in rig.folder.iterdir()}
+    names = len(before) + 3  # itself, its parent, and the end
+    for nth in range(1, names + 1):
+        plan_fault("folder_read", nth)
+        with pytest.raises(OSError) as failed:
+            rig.reopen()
+        assert failed.value.errno == errno.EIO
+        assert {path: path.read_bytes() for path in rig.folder.iterdir()} == before
+    rig.store = rig._open(rig.mark)
+    rig.check()
+    assert rig.damage() == []
+
+
 def test_files_of_others_are_left_alone(rig: StoreRig) -> None:
     names = ["0000000000000001.table", "lastMark", "readme.log", "1.log"]
     for name in names:
