@@ -144,6 +144,7 @@ def _rebuild_index(log: DataFile, former: Mark | None, done: Rebuilt) -> None:
         done.damages += places
     fresh.replace(log.path.with_suffix(".index"))
     sync_folder(log.path.parent)
+    log.path.with_suffix(".torn").unlink(missing_ok=True)  # of the former index
 
 
 def _damages_in(log: DataFile, end: int) -> Iterator[DamagedPlace]:

@@ -66,6 +66,8 @@ int bk_io_sync(int fd, int32_t site);
  * read of a file that the last durable mark does not vouch for. */
 int bk_io_settle(const char *path, int32_t site);
 int bk_io_sync_folder(const char *folder);
+/* [blocks] Make an empty file in folder, durably, if it is not there. */
+int bk_io_make_file(const char *folder, const char *path);
 /* [blocks] The next name of an open folder; *entry is NULL at its end. readdir alone returns NULL
  * for a failed read, too: names that it did not reach would count as files that are not there. */
 int bk_io_read_folder(DIR *folder, struct dirent **entry);

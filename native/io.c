@@ -147,6 +147,18 @@ int bk_io_sync_folder(const char *folder)
     return result;
 }
 
+int bk_io_make_file(const char *folder, const char *path)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, BK_FILE_MODE);
+    if (fd < 0)
+        return -errno;
+    int result = bk_io_sync(fd, BK_FAULT_NONE);
+    if (result == 0)
+        result = bk_io_sync_folder(folder);
+    close(fd);
+    return result;
+}
+
 int bk_io_read_folder(DIR *folder, struct dirent **entry)
 {
     errno = -bk_fault_at(BK_FAULT_FOLDER_READ);

@@ -16,6 +16,7 @@ static inline void bk_count(uint64_t *counter, uint64_t n)
 #define BK_SUFFIX_LOG "log"
 #define BK_SUFFIX_INDEX "index"
 #define BK_SUFFIX_DEAD "dead"
+#define BK_SUFFIX_TORN "torn"
 #define BK_FILE_LOG 0
 #define BK_FILE_INDEX 1
 
@@ -40,6 +41,7 @@ typedef struct {
     uint32_t id;
     uint32_t origin;
     uint32_t pins; /* atomic */
+    uint32_t torn; /* the file that says so is there; atomic */
     /* Under the store's lock: */
     uint32_t open;
     uint32_t damaged;
@@ -63,6 +65,11 @@ void bk_file_pool_init(bk_file_pool *pool, const char *folder, uint32_t open_max
 /* [blocks] A descriptor for reading, until released. */
 int bk_log_acquire(bk_file_pool *pool, bk_log *log, int which, int *fd);
 void bk_log_release(bk_file_pool *pool, bk_log *log, int which);
+/* [blocks] A page of the index is damaged: let the next start build the index anew. Where that
+ * cannot be written, the next one who meets the damage tries again. */
+void bk_log_mark_torn(const char *folder, bk_log *log);
+/* [blocks] The index was built anew. */
+int bk_log_forget_torn(const char *folder, uint32_t log_id);
 /* [blocks] Delete the files of a log, in the order that a crash leaves clear. */
 int bk_log_erase(const char *folder, uint32_t log_id);
 

@@ -136,12 +136,31 @@ void bk_log_unpin(bk_file_pool *pool, bk_log *log)
     free(log);
 }
 
-/* --- deletion ---------------------------------------------------------------------- */
-
 static int unlink_if_there(const char *path)
 {
     return unlink(path) == 0 || errno == ENOENT ? 0 : -errno;
 }
+
+/* --- a damaged index ---------------------------------------------------------------- */
+
+void bk_log_mark_torn(const char *folder, bk_log *log)
+{
+    char path[BK_PATH_SIZE_MAX];
+    if (__atomic_load_n(&log->torn, __ATOMIC_RELAXED))
+        return;
+    bk_log_path(folder, log->id, BK_SUFFIX_TORN, path);
+    if (bk_io_make_file(folder, path) == 0)
+        __atomic_store_n(&log->torn, 1, __ATOMIC_RELAXED);
+}
+
+int bk_log_forget_torn(const char *folder, uint32_t log_id)
+{
+    char path[BK_PATH_SIZE_MAX];
+    bk_log_path(folder, log_id, BK_SUFFIX_TORN, path);
+    return unlink_if_there(path);
+}
+
+/* --- deletion ---------------------------------------------------------------------- */
 
 static int sync_names(const char *folder)
 {
@@ -162,6 +181,8 @@ int bk_log_erase(const char *folder, uint32_t log_id)
         result = sync_names(folder);
     if (result == 0)
         result = unlink_if_there(index);
+    if (result == 0)
+        result = bk_log_forget_torn(folder, log_id);
     /* Or a power cut might leave the index alone, as if the log were lost. */
     if (result == 0)
         result = sync_names(folder);

@@ -58,13 +58,15 @@ static int has_moved(bk_store *store, uint64_t epoch)
 
 /* What a failure to read means: -EAGAIN to start over, or damage, noted. A lost
  * file and a sector that cannot be read are damage too; other errors of the system are passed on. */
-int bk_lookup_judge(bk_store *store, uint64_t epoch, const bk_log *log, const char *suffix,
+int bk_lookup_judge(bk_store *store, uint64_t epoch, bk_log *log, const char *suffix,
                     uint64_t offset, int64_t ledger_id, int64_t entry_id, int result)
 {
     if (result != -ENOENT && result != -EIO && result != BK_CORRUPT)
         return result;
     if (has_moved(store, epoch))
         return -EAGAIN;
+    if (strcmp(suffix, BK_SUFFIX_INDEX) == 0)
+        bk_log_mark_torn(store->folder, log);
     bk_store_note_log(store, log->id, suffix, offset, ledger_id, entry_id);
     return BK_CORRUPT;
 }

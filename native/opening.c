@@ -19,7 +19,9 @@
 typedef struct {
     uint32_t id;
     int has_log;
+    int has_index;
     int is_dead; /* its deletion was under way */
+    int is_torn; /* a page of its index was found damaged */
     int state; /* of the header: BK_OK, BK_CORRUPT, -ENOENT */
     bk_log_header header;
     uint64_t size;
@@ -80,14 +82,18 @@ static int take_name(opening *o, const char *name)
         return unlink(path) == 0 ? BK_OK : -errno;
     }
     int is_log = strcmp(dot + 1, BK_SUFFIX_LOG) == 0;
+    int is_index = strcmp(dot + 1, BK_SUFFIX_INDEX) == 0;
     int is_dead = strcmp(dot + 1, BK_SUFFIX_DEAD) == 0;
-    if (!is_log && !is_dead && strcmp(dot + 1, BK_SUFFIX_INDEX) != 0)
+    int is_torn = strcmp(dot + 1, BK_SUFFIX_TORN) == 0;
+    if (!is_log && !is_index && !is_dead && !is_torn)
         return BK_OK;
     found *f = found_at(o, id);
     if (f == NULL)
         return -ENOMEM;
     f->has_log |= is_log;
+    f->has_index |= is_index;
     f->is_dead |= is_dead;
+    f->is_torn |= is_torn;
     return BK_OK;
 }
 
@@ -247,14 +253,7 @@ static int enter_limbo(const char *folder)
 {
     char path[BK_PATH_SIZE_MAX];
     snprintf(path, sizeof path, "%s/limbo", folder);
-    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, BK_FILE_MODE);
-    if (fd < 0)
-        return -errno;
-    int result = bk_io_sync(fd, BK_FAULT_NONE);
-    if (result == 0)
-        result = bk_io_sync_folder(folder);
-    close(fd);
-    return result;
+    return bk_io_make_file(folder, path);
 }
 
 static int note_damage(void *context, const char *path, uint64_t offset)
@@ -264,7 +263,13 @@ static int note_damage(void *context, const char *path, uint64_t offset)
     return enter_limbo(store->folder);
 }
 
-static int rebuild_index(opening *o, const found *f, const index_walk *walk)
+static int refuse_damage(void *context, const char *path, uint64_t offset)
+{
+    (void)context, (void)path, (void)offset;
+    return BK_CORRUPT;
+}
+
+static int rebuild_index(opening *o, const found *f, const index_walk *walk, bk_damage_note note)
 {
     char log_path[BK_PATH_SIZE_MAX], index_path[BK_PATH_SIZE_MAX];
     uint64_t entries;
@@ -273,7 +278,9 @@ static int rebuild_index(opening *o, const found *f, const index_walk *walk)
         header.origin = f->header.origin;
     bk_log_path(o->store->folder, f->id, BK_SUFFIX_LOG, log_path);
     bk_log_path(o->store->folder, f->id, BK_SUFFIX_INDEX, index_path);
-    return bk_index_rebuild_from(log_path, index_path, &header, note_damage, o->store, &entries);
+    int result = bk_index_rebuild_from(log_path, index_path, &header, note, o->store, &entries);
+    /* The new index is durable. If a crash brings this file back, it is built once more. */
+    return result == BK_OK ? bk_log_forget_torn(o->store->folder, f->id) : result;
 }
 
 /* --- leftovers --------------------------------------------------------------------- */
@@ -292,6 +299,9 @@ static int is_bare(const opening *o, const found *f)
 
 static int is_leftover(const opening *o, const found *f)
 {
+    /* A reader met the damage while compaction deleted the log. */
+    if (!f->has_log && !f->has_index)
+        return 1;
     if (is_marked(o, f) || is_closed(f))
         return 0;
     /* A copy that compaction did not finish: its source is there. Closed here, it
@@ -386,14 +396,27 @@ static int settle_log(opening *o, found *f, bk_log *log, const index_walk *walk,
     return BK_OK;
 }
 
+/* A torn index lacks no more than the entries of a page. It stays where its log is damaged, too,
+ * or no other can be written, and the next start tries again. */
+static int mend_index(opening *o, const found *f, const index_walk *walk, int is_only_torn)
+{
+    bk_store_note_log(o->store, f->id, BK_SUFFIX_INDEX, walk->end, -1, -1);
+    if (!f->has_log)
+        return BK_OK;
+    if (!is_only_torn)
+        return rebuild_index(o, f, walk, note_damage);
+    (void)rebuild_index(o, f, walk, refuse_damage);
+    return BK_OK;
+}
+
 static int load_log(opening *o, found *f, bk_log *log)
 {
     bk_store *store = o->store;
     index_walk walk = read_index(store, f->id, NULL);
-    int clean = is_whole(o, f, &walk);
+    int whole = is_whole(o, f, &walk);
+    int clean = whole && !(f->is_torn && f->has_log);
     if (!clean) {
-        bk_store_note_log(store, f->id, BK_SUFFIX_INDEX, walk.end, -1, -1);
-        int result = f->has_log ? rebuild_index(o, f, &walk) : BK_OK;
+        int result = mend_index(o, f, &walk, whole);
         if (result != BK_OK)
             return result;
     }

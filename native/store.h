@@ -72,6 +72,11 @@
  *   sparse  one page of up to 340 rows of 12 bytes (entry 8, offset 4), the end
  *           4 and a crc32c 4. Entries with wider gaps make several sparse extents.
  *
+ * A start reads the directories alone. When a read or a check meets a page that is damaged, an
+ * empty file <same digits>.torn is made beside the index: the next start builds that index anew
+ * from the log, and then deletes the file. Where the log is damaged, too, the index stays as it is:
+ * the records that it leads to could not all be found without it.
+ *
  * So a lookup costs one read of a page (none when the index cache has it) and
  * one of the record, whose size stands in the page. The directory is held in memory,
  * 48 bytes an extent: it grows with ledgers per flush, not with entries, and
@@ -94,7 +99,7 @@
  * the disk. That is the log of the mark, and logs that were closed after it or whose
  * deletion was left half done.
  *
- * A log is deleted in three steps: renamed to <same digits>.dead, its index
+ * A log is deleted in three steps: renamed to <same digits>.dead, its index (and .torn)
  * deleted, itself deleted, with the folder synced in between. So an index without a log means that the log is lost.
  *
  * A flush may close the log that was open in the durable mark, and its ledgers may be
@@ -139,7 +144,7 @@ typedef struct {
 
 /* [blocks] Open the store in folder, cut off what lies beyond *mark (NULL: an
  * empty folder, or a rebuild: accept what is sound), load the directory; an
- * index file that is missing or damaged is rebuilt from its log and reported
+ * index file that is missing, damaged or torn is rebuilt from its log and reported
  * as damage. When the log is damaged, too, an empty file "limbo" is made in folder,
  * durably, before that index is in place: after a crash nothing else would show that
  * a record is missing. log_size_max: roll a log at this many bytes (at most 2 GiB).

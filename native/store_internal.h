@@ -278,9 +278,10 @@ uint32_t bk_store_next_log_id(bk_store *store);
  * With the store's lock held. */
 uint32_t bk_store_is_held(const bk_store *store, const bk_log *log);
 
-/* lookup.c. The place of damage, or of a file that is gone: -EAGAIN when extents moved since
- * epoch, BK_CORRUPT, noted, when they did not. Other errors are handed back. */
-int bk_lookup_judge(bk_store *store, uint64_t epoch, const bk_log *log, const char *suffix,
+/* lookup.c. [blocks] The place of damage, or of a file that is gone: -EAGAIN when extents moved
+ * since epoch, BK_CORRUPT, noted, when they did not; an index is marked as torn. Other errors are
+ * handed back. */
+int bk_lookup_judge(bk_store *store, uint64_t epoch, bk_log *log, const char *suffix,
                     uint64_t offset, int64_t ledger_id, int64_t entry_id, int result);
 /* lookup.c. Check record against its id and size; *body_size is its body's. */
 int bk_entry_check(const uint8_t *record, uint32_t record_size, int64_t ledger_id, int64_t entry_id);

@@ -132,6 +132,18 @@ def test_a_rebuilt_bookie_has_every_entry_and_all_ledgers_fenced(
     assert_whole(config)
 
 
+def test_an_index_that_was_torn_is_no_damage_once_it_was_rebuilt(
+    folder: Path, config: BookieConfig
+) -> None:
+    torn = folder / "ledgers" / "00000001.torn"
+    torn.touch()
+    done = run(config)
+    assert done.damages == []
+    assert not done.limbo
+    assert not torn.exists()
+    assert_whole(config)
+
+
 def test_a_rebuilt_bookie_may_be_rebuilt_again(folder: Path, config: BookieConfig) -> None:
     for _ in range(3):
         run(config)

@@ -10,6 +10,7 @@ from stores import StoreRig, entries
 from wire import crc32c
 
 from native.errors import Absent, Corrupt
+from native.faults import clear_fault, plan_fault
 from native.store import Damage, Extent, rebuild_index, scan_index
 
 BLOCK = 4096
@@ -235,6 +236,99 @@ def test_a_missing_index_is_built_anew(tmp_path: Path, closed: bool) -> None:
     rig.check()
     assert rig.damage() == []
     rig.close()
+
+
+# --- torn pages ---------------------------------------------------------------------------
+
+
+def break_pages(rig: StoreRig, *ledger_ids: int) -> None:
+    with rig.path(INDEX).open("r+b") as file:
+        for extent in extents(rig):
+            if ledger_ids and extent.ledger_id not in ledger_ids:
+                continue
+            file.seek(extent.page_offset)
+            byte = file.read(1)[0]
+            file.seek(extent.page_offset)
+            file.write(bytes([byte ^ 1]))
+
+
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("by_check", [False, True])
+def test_an_index_with_a_damaged_page_is_built_anew_by_the_next_start(
+    tmp_path: Path, closed: bool, by_check: bool
+) -> None:
+    rig = small(tmp_path / "ledgers", closed=closed)
+    torn = rig.path("00000001.torn")
+    break_pages(rig)
+    rig.reopen()
+    assert not torn.exists(), "a start reads no pages"
+    if by_check:
+        rig.store.check_log(1)
+    else:
+        assert rig.read(1, 0) is Corrupt
+    assert torn.exists()
+    assert rig.damage() != []
+    rig.reopen()
+    rig.check()
+    assert [d.path for d in rig.damage()] == [rig.path(INDEX)]
+    assert not torn.exists()
+    assert not rig.path("limbo").exists()
+    rig.flush({1: entries(1, [6])})
+    rig.reopen()
+    rig.check()
+    assert rig.damage() == []
+    rig.close()
+
+
+def test_a_torn_index_is_kept_while_its_log_is_damaged(rig: StoreRig) -> None:
+    """Built from the log, it would lack an entry of which it is known that it is damaged."""
+    rig.flush({1: entries(1, range(9)), 2: entries(2, range(9))})
+    rig.roll()
+    place = rig.store.find(2, 4)
+    break_pages(rig, 1)
+    with rig.path(LOG).open("r+b") as file:
+        file.seek(place.offset + 40)
+        file.write(b"damaged")
+    rig.reopen()
+    assert rig.read(1, 0) is Corrupt
+    rig.reopen()
+    assert [rig.read(1, 0), rig.read(2, 4)] == [Corrupt, Corrupt]
+    assert rig.read(2, 5) == rig.model[2][5]
+    assert not rig.path("limbo").exists()
+    assert rig.path("00000001.torn").exists()
+
+
+def test_a_torn_index_stays_so_until_the_new_one_is_in_place(rig: StoreRig) -> None:
+    rig.flush({1: entries(1, range(9))})
+    rig.roll()
+    break_pages(rig)
+    rig.reopen()
+    assert rig.read(1, 0) is Corrupt
+    plan_fault("index_sync")
+    rig.reopen()
+    clear_fault()
+    assert rig.read(1, 0) is Corrupt
+    assert rig.path("00000001.torn").exists()
+    rig.reopen()
+    rig.check()
+
+
+def test_a_log_that_goes_takes_the_word_of_its_torn_index_with_it(rig: StoreRig) -> None:
+    rig.flush({1: entries(1, range(9))})
+    rig.roll()
+    break_pages(rig)
+    rig.reopen()
+    assert rig.read(1, 0) is Corrupt
+    torn = rig.path("00000001.torn")
+    assert torn.exists()
+    rig.store.compact(1)
+    assert not torn.exists()
+    assert rig.damage() != []
+    torn.touch()  # by a reader that met the damage while the log was deleted
+    rig.reopen()
+    rig.check()
+    assert not torn.exists()
+    assert rig.damage() == []
 
 
 # --- rebuilding ---------------------------------------------------------------------------

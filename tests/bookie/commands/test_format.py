@@ -30,6 +30,7 @@ def test_format_by_force_deletes_entries_and_keeps_the_name(command: Command, da
     command("format", "--data", data / "x", "--bookie-id", "b7")
     for folder in ("journal", "ledgers"):
         (data / "x" / folder / "cookie.json").rename(data / folder / "cookie.json")
+    (data / "ledgers" / "00000001.torn").touch()  # a page of this index was damaged
     before = read_cookie(data / "journal")
     told = command("format", "--data", data, "--force", "--yes", "--json")
     assert told.code == Exit.DONE, told.err
