@@ -5,12 +5,13 @@ Reads, compaction and scrubbing record damaged places in the core. Here they are
     ledger and entry known ──► the ledger's mark for repair names the entries
     only the ledger known ──► the mark names this bookie: repair checks all of it
     a log's record of unknown content ──► limbo: an entry may be missing
-    a page of an index ──► nothing: reads of its entries return an I/O error anyway
+    a page of an index ──► the mark, too; a restart builds the index anew (store.h)
 
-A place is logged once, however often it is read. An entry that is found again is marked again after
-a while, because repair may have read it successfully and dropped its mark. Scrubbing (scrub.py)
-reports everything that is still damaged. An entry that was stored again has a sound place, and the
-old one is never reported. Marks that metadata cannot take now are retried.
+A place is logged once, however often it is read; damaged entries in a row are one place. An entry
+that is found again is marked again after a while, because repair may have read it successfully and
+dropped its mark. Scrubbing (scrub.py) reports everything that is still damaged. An entry that was
+stored again has a sound place, and the old one is never reported. Marks that metadata cannot take
+now are retried.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ PLACES_MAX = 1000
 # A mark is one small value; with more runs than this, one run spans them all.
 RUNS_MAX = 1000
 
-_MESSAGE = "damaged: %s at offset %d (ledger %d, entry %d)"
+_MESSAGE = "damaged: %s at offset %d (ledger %d, entry %s)"
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +77,9 @@ class DamageLog:
                 self._reported[place] = now
                 fresh.append(place)
             if reported_at is None:
-                _log.warning(_MESSAGE, place.file, place.offset, place.ledger_id, place.entry_id)
+                more = f" to {place.last_entry}" if place.last_entry >= 0 else ""
+                entries = f"{place.entry_id}{more}"
+                _log.warning(_MESSAGE, place.file, place.offset, place.ledger_id, entries)
         return fresh
 
     def forget(self) -> None:
@@ -109,7 +112,7 @@ class DamageWatch:
         self._limbo = limbo
         self._store = store
         self._bookie_id = bookie_id
-        self._pending: dict[int, set[int]] = {}
+        self._pending: dict[int, list[tuple[int, int]]] = {}
         self._one_at_a_time = trio.Lock()
         self._thread = trio.CapacityLimiter(1)  # its own, as Storage has one
         self.marked = 0
@@ -141,12 +144,14 @@ class DamageWatch:
 
     def _note(self, place: DamagedPlace) -> None:
         if place.ledger_id >= 0:
-            entries = self._pending.setdefault(place.ledger_id, set())
-            entries |= {place.entry_id} - {-1}
+            spans = self._pending.setdefault(place.ledger_id, [])
+            if place.entry_id >= 0:
+                spans.append(run_of(place))
 
     async def _mark_pending(self) -> None:
-        for ledger_id, entries in list(self._pending.items()):
-            runs = [DamagedRun(self._bookie_id, *run) for run in runs_of(entries)]
+        for ledger_id, spans in list(self._pending.items()):
+            joined = join(spans)
+            runs = [DamagedRun(self._bookie_id, *run) for run in joined]
             try:
                 await mark_for_repair(self._store, ledger_id, self._bookie_id, "damaged", runs)
             except MetadataError as error:
@@ -155,12 +160,19 @@ class DamageWatch:
                     return  # the other marks would wait, too
                 continue
             del self._pending[ledger_id]
-            self.marked += len(entries)
+            self.marked += sum(last - first + 1 for first, last in joined)
 
 
 def place_of(damage: Damage) -> DamagedPlace:
     """Return *damage* as calls report it."""
-    return DamagedPlace(str(damage.path), damage.offset, damage.ledger_id, damage.entry_id)
+    return DamagedPlace(
+        str(damage.path), damage.offset, damage.ledger_id, damage.entry_id, damage.last_entry
+    )
+
+
+def run_of(place: DamagedPlace) -> tuple[int, int]:
+    """Return the first and the last entry of a place."""
+    return place.entry_id, max(place.entry_id, place.last_entry)
 
 
 def may_hide_entries(place: DamagedPlace) -> bool:
@@ -232,8 +244,3 @@ def join(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             runs.append((first, last))
     return runs
-
-
-def runs_of(entries: Iterable[int]) -> list[tuple[int, int]]:
-    """Return *entries* as rising runs (first, last)."""
-    return join((entry_id, entry_id) for entry_id in entries)

@@ -174,7 +174,9 @@ def _close_logs(config: BookieConfig, done: Rebuilt) -> int:
 
 
 def _place(damage: Damage) -> DamagedPlace:
-    return DamagedPlace(str(damage.path), damage.offset, damage.ledger_id, damage.entry_id)
+    return DamagedPlace(
+        str(damage.path), damage.offset, damage.ledger_id, damage.entry_id, damage.last_entry
+    )
 
 
 # --- ledger table and journal ------------------------------------------------------------

@@ -31,7 +31,7 @@ class Scrubber:
 
     Attributes:
         checked_size: bytes of records checked since the start.
-        damaged: damaged places that scrubbing found.
+        damaged: damaged records and index pages that scrubbing found.
         rounds: times that all logs were checked.
     """
 
@@ -71,20 +71,21 @@ class Scrubber:
         Raises:
             OSError: the disk failed.
         """
-        size, damaged = 0, list[DamagedPlace]()
+        size, damaged, count = 0, list[DamagedPlace](), 0
         async with self._one_at_a_time:
             self._found.forget()
             for log in self._logs():
                 if closed_only and log.open:
                     continue
                 await self._watch.look()  # handles damage that reads found before this round
-                before = self._found.count
+                before, met_before = self._found.count, self._store.stats().damaged
                 size += await self._check_log(log.log_id, bytes_per_s)
                 await self._watch.look()
-                damaged += self._found.met_since(before)
+                count += self._store.stats().damaged - met_before
+                damaged = [*damaged, *self._found.met_since(before)][:PLACES_MAX]
             self.rounds += 1
-        self.damaged += len(damaged)
-        return ScrubReport(size, damaged[:PLACES_MAX], len(damaged))
+        self.damaged += count
+        return ScrubReport(size, damaged, count)
 
     async def _check_log(self, log_id: int, bytes_per_s: int) -> int:
         # A thread cannot be cancelled, so a cancellation asks it to end.

@@ -439,18 +439,22 @@ class Forgotten(CallMessage, frozen=True):
 
 
 class DamagedPlace(msgspec.Struct, frozen=True):
-    """Position of damaged bytes. -1: unknown ledger or entry."""
+    """Position of damaged bytes. -1: unknown ledger or entry.
+
+    *last_entry*: if entries after *entry_id* are damaged, too, the last of them; otherwise -1.
+    """
 
     file: str
     offset: int
     ledger_id: int = -1
     entry_id: int = -1
+    last_entry: int = -1
 
 
 class ScrubReport(CallMessage, frozen=True):
     """Result of a check of all entry logs. *checked_size*: bytes of records.
 
-    Lists the first 1000 damaged places; *damaged_count* counts all.
+    Lists the first 1000 damaged places. *damaged_count* counts all damaged records and index pages.
     """
 
     checked_size: int

@@ -16,7 +16,8 @@ typedef struct {
 
 typedef struct {
     bk_walk walk;
-    int64_t after; /* ledgers up to this one are done */
+    int64_t after;   /* the rows of ledgers up to this one were listed */
+    int64_t checked; /* ledgers up to this one are done, or this one is under way */
     uint64_t epoch;
     checked_row *rows; /* of the next few ledgers */
     uint32_t count, room;
@@ -102,6 +103,9 @@ static int check_all(check *c)
     int verdict = BK_OK, result;
     while ((result = take_rows(c)) == BK_OK) {
         for (uint32_t i = 0; i < c->count; i++) {
+            if (c->rows[i].ledger_id != c->checked && bk_store_is_crowded(c->walk.store))
+                return BK_FULL;
+            c->checked = c->rows[i].ledger_id;
             result = check_row(c, &c->rows[i]);
             if (result == BK_CORRUPT)
                 verdict = BK_CORRUPT;
@@ -131,20 +135,22 @@ static void clear_damaged(bk_store *store, bk_log *log)
 }
 
 int bk_store_check_log(bk_store *store, uint32_t log_id, uint64_t bytes_per_s,
-                       const volatile int32_t *stop, uint64_t *checked)
+                       const volatile int32_t *stop, int64_t *after, uint64_t *checked)
 {
+    int is_whole = *after < 0;
     *checked = 0;
     bk_log *log = log_pinned(store, log_id);
     if (log == NULL)
         return -ENOENT;
-    check c = {.after = -1,
+    check c = {.after = *after, .checked = *after,
                .walk = {.store = store, .log = log, .take = nothing_more,
                         .bytes_per_s = bytes_per_s, .stop = stop}};
     int result = bk_walk_open(&c.walk);
     if (result == BK_OK)
         result = check_all(&c);
-    if (result == BK_OK)
+    if (result == BK_OK && is_whole)
         clear_damaged(store, log);
+    *after = c.checked;
     *checked = c.walk.bytes;
     bk_walk_close(&c.walk);
     free(c.rows);

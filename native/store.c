@@ -84,12 +84,53 @@ uint32_t bk_store_next_log_id(bk_store *store)
 
 /* --- damage ------------------------------------------------------------------------ */
 
-static int is_noted(const bk_store *store, const char *path, uint64_t offset)
+static int is_of(const bk_damage *damage, const char *path, int64_t ledger_id)
 {
-    for (uint32_t i = 0; i < store->damage_count; i++)
-        if (store->damages[i].offset == offset && strcmp(store->damages[i].path, path) == 0)
+    return damage->ledger_id == ledger_id && strcmp(damage->path, path) == 0;
+}
+
+static int is_within(const bk_damage *damage, const bk_damage *noted)
+{
+    return damage->entry_id >= 0 && damage->entry_id >= noted->entry_id &&
+           damage->entry_id <= noted->last_entry &&
+           is_of(noted, damage->path, damage->ledger_id);
+}
+
+static int is_noted(const bk_store *store, const bk_damage *damage)
+{
+    for (uint32_t i = 0; i < store->damage_count; i++) {
+        const bk_damage *noted = &store->damages[i];
+        if ((noted->offset == damage->offset && strcmp(noted->path, damage->path) == 0) ||
+            is_within(damage, noted))
             return 1;
+    }
     return 0;
+}
+
+/* Let the newest damage go on to the entry that follows. */
+static int go_on(bk_store *store, const bk_damage *damage)
+{
+    bk_damage *newest = store->damage_count > 0 ? &store->damages[store->damage_count - 1] : NULL;
+    if (newest == NULL || newest->entry_id < 0 || newest->last_entry + 1 != damage->entry_id ||
+        !is_of(newest, damage->path, damage->ledger_id))
+        return 0;
+    newest->last_entry = damage->entry_id;
+    return 1;
+}
+
+/* There is no room: let the newest damage of the ledger span the entry, and what lies between. */
+static void stretch(bk_store *store, const bk_damage *damage)
+{
+    for (uint32_t i = store->damage_count; i > 0 && damage->entry_id >= 0; i--) {
+        bk_damage *noted = &store->damages[i - 1];
+        if (noted->entry_id < 0 || !is_of(noted, damage->path, damage->ledger_id))
+            continue;
+        if (damage->entry_id < noted->entry_id)
+            noted->entry_id = damage->entry_id;
+        if (damage->entry_id > noted->last_entry)
+            noted->last_entry = damage->entry_id;
+        return;
+    }
 }
 
 static bk_damage *damage_room(bk_store *store)
@@ -109,20 +150,36 @@ static bk_damage *damage_room(bk_store *store)
     return &store->damages[store->damage_count++];
 }
 
+static void keep(bk_store *store, const bk_damage *damage)
+{
+    bk_damage *room = damage_room(store);
+    if (room != NULL)
+        *room = *damage;
+    else
+        stretch(store, damage);
+}
+
 void bk_store_note(bk_store *store, const char *path, uint64_t offset, int64_t ledger_id,
                    int64_t entry_id)
 {
+    bk_damage damage = {.offset = offset, .ledger_id = ledger_id, .entry_id = entry_id,
+                        .last_entry = entry_id};
+    snprintf(damage.path, sizeof damage.path, "%s", path);
     pthread_mutex_lock(&store->damage_lock);
-    bk_damage *damage = NULL;
-    if (!is_noted(store, path, offset)) {
+    if (!is_noted(store, &damage)) {
         store->damaged++;
-        damage = damage_room(store);
-    }
-    if (damage != NULL) {
-        *damage = (bk_damage){.offset = offset, .ledger_id = ledger_id, .entry_id = entry_id};
-        snprintf(damage->path, sizeof damage->path, "%s", path);
+        if (!go_on(store, &damage))
+            keep(store, &damage);
     }
     pthread_mutex_unlock(&store->damage_lock);
+}
+
+int bk_store_is_crowded(bk_store *store)
+{
+    pthread_mutex_lock(&store->damage_lock);
+    int crowded = store->damage_count > DAMAGES_MAX / 2;
+    pthread_mutex_unlock(&store->damage_lock);
+    return crowded;
 }
 
 void bk_store_note_log(bk_store *store, uint32_t log_id, const char *suffix, uint64_t offset,

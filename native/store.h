@@ -134,12 +134,15 @@ typedef struct {
   int64_t last;
 } bk_entry_run;
 
-/* A thing that is wrong on disk, kept (up to 1000) until taken. */
+/* A thing that is wrong on disk, kept until taken. Up to 1000 are kept. Damaged entries of a
+ * ledger that follow one another are one thing. Beyond 1000, the newest one of the same file and
+ * ledger is stretched to the entry; what is of another ledger is dropped. */
 typedef struct {
   char path[1024];
-  uint64_t offset;
-  int64_t ledger_id; /* -1 when not known */
-  int64_t entry_id;
+  uint64_t offset;    /* of the first */
+  int64_t ledger_id;  /* -1 when not known */
+  int64_t entry_id;   /* -1 when not known */
+  int64_t last_entry; /* entry_id, unless there are several */
 } bk_damage;
 
 /* [blocks] Open the store in folder, cut off what lies beyond *mark (NULL: an
@@ -260,11 +263,13 @@ int bk_store_compact(bk_store *store, const uint32_t *log_ids, uint32_t count,
  * of the open log, what flushes have shown. Damage is noted with ledger and entry where they
  * are known; a damaged record whose entry was stored again, or whose ledger was deleted, is none.
  * No lock is held while the disk is read. *checked: bytes of records. bytes_per_s and stop as
- * for compaction. BK_OK: all is sound, and a log that compaction left alone as damaged is open to
- * it again. BK_CORRUPT: damage was noted. BK_END: stopped early, or the log was deleted
- * meanwhile. -ENOENT: there is no such log. */
+ * for compaction. *after: ledgers up to this one are passed over, -1 for none. BK_OK: all is sound,
+ * and a log of which nothing was passed over, and which compaction left alone as damaged, is open to
+ * it again. BK_CORRUPT: damage was noted. BK_FULL: the list of damage is half full. Take it, and
+ * call again with the *after that was returned; a ledger's damage would be dropped otherwise.
+ * BK_END: stopped early, or the log was deleted meanwhile. -ENOENT: there is no such log. */
 int bk_store_check_log(bk_store *store, uint32_t log_id, uint64_t bytes_per_s,
-                       const volatile int32_t *stop, uint64_t *checked);
+                       const volatile int32_t *stop, int64_t *after, uint64_t *checked);
 /* [blocks] Close the open log (map, header), so that compaction may take it. Waits
  * for a flush under way. Fills in *mark as a commit does; persist it before the log
  * is compacted or deleted. */

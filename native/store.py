@@ -7,6 +7,7 @@ without one: what a log or an index says, and an index built anew from its log.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -84,12 +85,16 @@ class LogUsage(msgspec.Struct, frozen=True):
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """A damaged place in *path*; ids are -1 if unknown."""
+    """A damaged place in *path*; ids are -1 if unknown.
+
+    *last_entry*: if entries after *entry_id* are damaged, too, the last of them; otherwise -1.
+    """
 
     path: Path
     offset: int
     ledger_id: int = -1
     entry_id: int = -1
+    last_entry: int = -1
 
 
 class LogHead(msgspec.Struct, frozen=True):
@@ -140,6 +145,7 @@ class Store:
     def __init__(self, pointer: CData, *, owned: bool) -> None:
         self._pointer = pointer
         self._owned = owned
+        self._taken: deque[Damage] = deque()  # by check_log, which may run in another thread
 
     @classmethod
     def open(
@@ -411,24 +417,34 @@ class Store:
             FileNotFoundError: there is no such log.
             OSError: the files could not be opened.
         """
-        checked = ffi.new("uint64_t *")
+        checked, after = ffi.new("uint64_t *"), ffi.new("int64_t *", -1)
         flag = ffi.NULL if stop is None else stop.flag
-        result = lib.bk_store_check_log(self._pointer, log_id, bytes_per_s, flag, checked)
+        size, result = 0, lib.BK_FULL
+        while result == lib.BK_FULL:
+            self._taken += self._take()  # the core has no room for more
+            result = lib.bk_store_check_log(
+                self._pointer, log_id, bytes_per_s, flag, after, checked
+            )
+            size += checked[0]
         if result not in (lib.BK_OK, lib.BK_CORRUPT, lib.BK_END):
             raise_for(result, f"entry log {log_id}")
-        return int(checked[0])
+        return size
 
     # --- damage and figures ---------------------------------------------------------------
 
     def take_damage(self) -> list[Damage]:
-        """Return the damage found since the last call, oldest first, at most 1000 places."""
+        """Return the damage found since the last call, oldest first.
+
+        Beyond 1000 places, only `check_log` keeps all of them.
+        """
+        taken = [self._taken.popleft() for _ in range(len(self._taken))]
+        return taken + self._take()
+
+    def _take(self) -> list[Damage]:
         taken: list[Damage] = []
         rows = ffi.new("bk_damage[]", _DAMAGES)
         while n := lib.bk_store_take_damage(self._pointer, rows, _DAMAGES):
-            taken += [
-                Damage(_path(r.path), r.offset, r.ledger_id, r.entry_id)
-                for r in (rows[i] for i in range(n))
-            ]
+            taken += [_damage(rows[i]) for i in range(n)]
         return taken
 
     def stats(self) -> StoreStats:
@@ -551,6 +567,11 @@ def _extent(offset: int, raw: CData) -> Extent:
 
 def _fields(kind: type[_Fields], raw: CData) -> _Fields:
     return kind(*(getattr(raw, name) for name in kind.__struct_fields__))
+
+
+def _damage(raw: CData) -> Damage:
+    last = raw.last_entry if raw.last_entry > raw.entry_id else -1
+    return Damage(_path(raw.path), raw.offset, raw.ledger_id, raw.entry_id, last)
 
 
 def _path(raw: CData) -> Path:

@@ -266,6 +266,8 @@ struct bk_store {
 /* store.c */
 void bk_store_note_log(bk_store *store, uint32_t log_id, const char *suffix, uint64_t offset,
                        int64_t ledger_id, int64_t entry_id);
+/* Whether what is noted further may be dropped unless bk_store_take_damage is called. */
+int bk_store_is_crowded(bk_store *store);
 /* With the store's lock held for writing: */
 int bk_store_add_log(bk_store *store, bk_log *log);
 /* Its files are gone, durably: until then a start would load it again, and what it holds must be

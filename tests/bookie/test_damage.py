@@ -7,7 +7,7 @@ import trio
 from damaged import ENTRIES, LEDGER, ward
 from rig import needs_no_default_thread
 
-from bookie.damage import AGAIN_S, RUNS_MAX, join, may_hide_entries, runs_of
+from bookie.damage import AGAIN_S, join, may_hide_entries
 from bookie.limbo import in_limbo
 from metadata.calls import DamagedPlace
 from metadata.errors import MetadataUnavailable
@@ -150,11 +150,6 @@ def test_runs_that_touch_are_one(
     spans: list[tuple[int, int]], joined: list[tuple[int, int]]
 ) -> None:
     assert join(spans) == joined
-
-
-def test_entries_come_as_runs() -> None:
-    assert runs_of({4, 1, 2, 9, 3}) == [(1, 4), (9, 9)]
-    assert len(runs_of(range(0, 4 * RUNS_MAX, 2))) == 2 * RUNS_MAX
 
 
 async def test_an_entry_that_is_met_again_later_is_marked_again(

@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 import v2
-from damaged import LEDGER, ward
+from damaged import ENTRIES, LEDGER, damage, ward
 from rig import settings
 
 from bookie import scrub
@@ -19,15 +19,31 @@ from native.store import scan_log
 async def test_scrubbing_finds_damage_that_nobody_read(tmp_path: Path) -> None:
     async with ward(tmp_path, damaged=(2, 3, 8)) as here:
         report = await here.upkeep.scrubber.check()
-        assert {(each.ledger_id, each.entry_id) for each in report.damaged} == {
-            (LEDGER, entry_id) for entry_id in (2, 3, 8)
-        }
+        places = [(each.ledger_id, each.entry_id, each.last_entry) for each in report.damaged]
+        assert places == [(LEDGER, 2, 3), (LEDGER, 8, -1)]
         assert report.damaged_count == here.upkeep.scrubber.damaged == 3
         assert report.checked_size > 0
         mark = await here.mark()
         assert mark is not None
         assert mark.damaged == [DamagedRun("b1", 2, 3), DamagedRun("b1", 8, 8)]
         assert not here.rig.storage.limbo.is_on
+
+
+async def test_the_report_counts_all_damage_and_repair_hears_of_it(tmp_path: Path) -> None:
+    """Of more than a thousand damaged records, the others were neither counted nor marked."""
+    count = 1100
+    async with ward(tmp_path, damaged=()) as here:
+        for entry_id in range(ENTRIES, count):
+            assert (await here.peer.ask(v2.add(LEDGER, entry_id, bytes(100)))).code == 0
+        await here.rig.storage.checkpoint()
+    damage(tmp_path, range(count))
+    async with ward(tmp_path, damaged=None) as here:
+        report = await here.upkeep.scrubber.check()
+        assert report.damaged_count == here.upkeep.scrubber.damaged == count
+        mark = await here.mark()
+        assert mark is not None
+        assert mark.damaged == [DamagedRun("b1", 0, count - 1)]
+        assert here.upkeep.watch.marked == count
 
 
 async def test_a_sound_bookie_has_nothing_to_report(tmp_path: Path) -> None:

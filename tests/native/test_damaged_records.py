@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from engines import Bookie
 from wire import add, add_responses
@@ -13,7 +14,7 @@ from wire import add, add_responses
 from native.engine import Request
 from native.errors import Corrupt
 from native.frame import Code, Flag, Opcode
-from native.store import Damage
+from native.store import Damage, Place
 
 RECOVERY = Flag.RECOVERY | Flag.PRIORITY
 COUNT = 40
@@ -43,7 +44,7 @@ def commit(bookie: Bookie) -> list[int]:
 
 def damage(bookie: Bookie, *entry_ids: int, ledger_id: int = 1, at: int = 20) -> list[Damage]:
     """Flip a bit of each record, *at* bytes from its header; return what should be told."""
-    told = []
+    told: list[Damage] = []
     for entry_id in entry_ids:
         place = bookie.engine.store.find(ledger_id, entry_id)
         path = log_path(bookie, place.log_id)
@@ -52,7 +53,11 @@ def damage(bookie: Bookie, *entry_ids: int, ledger_id: int = 1, at: int = 20) ->
             byte = file.read(1)[0]
             file.seek(place.offset + at)
             file.write(bytes([byte ^ 0x10]))
-        told.append(Damage(path, place.offset, ledger_id, entry_id))
+        before = told[-1] if told else None
+        if before and max(before.entry_id, before.last_entry) + 1 == entry_id:
+            told[-1] = msgspec.structs.replace(before, last_entry=entry_id)
+        else:
+            told.append(Damage(path, place.offset, ledger_id, entry_id))
     return told
 
 
@@ -280,14 +285,93 @@ def test_a_log_that_was_cut_short_or_is_lost_is_told(bookie: Bookie) -> None:
     with path.open("r+b") as file:
         file.truncate(place.offset + 30)
     bookie.engine.store.check_log(1)
-    told = [(d.ledger_id, d.entry_id) for d in bookie.engine.store.take_damage()]
-    assert told == [(2, COUNT - 2), (2, COUNT - 1)]
+    told = [(d.ledger_id, d.entry_id, d.last_entry) for d in bookie.engine.store.take_damage()]
+    assert told == [(2, COUNT - 2, COUNT - 1)]
     shutil.copy(saved, path)
     bookie.crash()
     path.unlink()
     bookie.engine.store.check_log(1)
-    told = [(d.ledger_id, d.entry_id) for d in bookie.engine.store.take_damage()]
-    assert told == [(1, -1), (2, -1)]
+    lost = [(d.ledger_id, d.entry_id) for d in bookie.engine.store.take_damage()]
+    assert lost == [(1, -1), (2, -1)]
+
+
+# --- more damage than there is room for -------------------------------------------------------
+
+
+def overwrite(bookie: Bookie, *places: Place) -> None:
+    for place in places:
+        with log_path(bookie, place.log_id).open("r+b") as file:
+            file.seek(place.offset + 20)
+            file.write(b"\xaa" * (place.record_size - 20))
+
+
+def entries_of(damages: list[Damage], ledger_id: int) -> set[int]:
+    return {
+        entry_id
+        for damage in damages
+        if damage.ledger_id == ledger_id
+        for entry_id in range(damage.entry_id, max(damage.entry_id, damage.last_entry) + 1)
+    }
+
+
+def test_damaged_entries_in_a_row_are_told_as_one(bookie: Bookie) -> None:
+    bookie.send(b"".join(add(3, i, bytes(20)) for i in range(3000)))
+    commit(bookie)
+    bookie.checkpoint()
+    store = bookie.engine.store
+    places = [store.find(3, i) for i in range(3000)]
+    overwrite(bookie, *places)
+    for _ in range(2):
+        met = store.stats().damaged
+        store.check_log(1)
+        assert store.stats().damaged - met == 3000
+        (told,) = store.take_damage()
+        assert (told.offset, told.entry_id, told.last_entry) == (places[0].offset, 0, 2999)
+
+
+def test_every_ledger_with_damage_is_told_however_many_there_are(bookie: Bookie) -> None:
+    """What found no room was never marked for repair: each round found the same first ones."""
+    ledgers = range(10, 1510)
+    for ledger_id in ledgers:
+        bookie.send(b"".join(add(ledger_id, i, bytes(20)) for i in range(3)))
+    commit(bookie)
+    bookie.checkpoint()
+    store = bookie.engine.store
+    overwrite(bookie, *(store.find(ledger_id, i) for ledger_id in ledgers for i in (0, 2)))
+    store.check_log(1)
+    told = store.take_damage()
+    assert [(d.ledger_id, d.entry_id) for d in told] == [(n, i) for n in ledgers for i in (0, 2)]
+    assert store.stats().damaged == len(told)
+
+
+def test_all_damage_of_a_ledger_is_told_however_scattered_it_is(bookie: Bookie) -> None:
+    bookie.send(b"".join(add(n, i, bytes(20)) for n in (3, 4) for i in range(3000)))
+    commit(bookie)
+    bookie.checkpoint()
+    store = bookie.engine.store
+    overwrite(bookie, *(store.find(3, i) for i in range(0, 3000, 2)), store.find(4, 7))
+    store.check_log(1)
+    told = store.take_damage()
+    assert entries_of(told, 3) >= set(range(0, 3000, 2))
+    assert entries_of(told, 4) == {7}
+    assert store.stats().damaged == 1501
+
+
+def test_compaction_takes_no_log_whose_damage_was_told_in_parts(bookie: Bookie) -> None:
+    ledgers = range(10, 810)
+    for ledger_id in ledgers:
+        bookie.send(b"".join(add(ledger_id, i, bytes(20)) for i in range(2)))
+    commit(bookie)
+    bookie.checkpoint()
+    roll(bookie)
+    store = bookie.engine.store
+    overwrite(bookie, *(store.find(ledger_id, 0) for ledger_id in ledgers[:501]))
+    with pytest.raises(Corrupt):
+        store.compact(1)
+    assert len(store.take_damage()) == 1
+    store.check_log(1)
+    assert len(store.take_damage()) == 501
+    assert store.logs()[0].damaged
 
 
 def test_a_log_that_is_not_there_is_not_checked(bookie: Bookie) -> None:
