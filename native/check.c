@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #define LEDGERS_AT_ONCE 256 /* looked at with the lock held */
+#define RESTARTS_MAX 100
 
 typedef struct {
     int64_t ledger_id;
@@ -89,9 +90,33 @@ static int check_pages(check *c, const checked_row *r)
                            result);
 }
 
+/* Whether reads may still want the extent, as of an epoch that is taken anew. */
+static int is_listed(check *c, const checked_row *r)
+{
+    bk_store *store = c->walk.store;
+    int listed = 0;
+    pthread_rwlock_rdlock(&store->lock);
+    c->epoch = store->epoch;
+    const bk_ledger_rows *ledger = bk_directory_ledger(&store->directory, r->ledger_id);
+    for (uint32_t i = 0; ledger != NULL && i < ledger->count && !listed; i++)
+        listed = ledger->rows[i].log == r->row.log &&
+                 ledger->rows[i].page_offset == r->row.page_offset;
+    pthread_rwlock_unlock(&store->lock);
+    return listed;
+}
+
+/* Extents that moved say nothing about a page, unless this one is among them. */
+static int check_listed_pages(check *c, const checked_row *r)
+{
+    int result = check_pages(c, r);
+    for (int i = 0; i < RESTARTS_MAX && result == -EAGAIN && is_listed(c, r); i++)
+        result = check_pages(c, r);
+    return result;
+}
+
 static int check_row(check *c, const checked_row *r)
 {
-    int pages = check_pages(c, r);
+    int pages = check_listed_pages(c, r);
     if (pages < 0 && pages != -EAGAIN)
         return pages;
     int records = bk_walk_extent(&c->walk, r->ledger_id, &r->row);

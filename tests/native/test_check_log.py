@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from stores import StoreRig, entries
 
-from native.store import Stop
+from native.store import Extent, Stop, scan_index
 
 
 @pytest.fixture
@@ -57,6 +57,33 @@ def test_flushes_reads_and_compaction_go_on_during_a_check(rig: StoreRig) -> Non
     stop.set()
     checker.join()
     assert rig.store.take_damage() == []
+
+
+@pytest.mark.parametrize(("deleted", "told"), [(3, True), (2, False)])
+def test_a_damaged_page_is_told_though_extents_move_during_a_check(
+    rig: StoreRig, deleted: int, told: bool
+) -> None:
+    """Only what became of the page's own extent matters."""
+    rig.flush({1: entries(1, range(200), 5000), 2: entries(2, [0, 1]), 3: entries(3, [0])})
+    rig.roll()
+    index = rig.path("00000001.index")
+    page = next(
+        found.page_offset
+        for found in scan_index(index)
+        if isinstance(found, Extent) and found.ledger_id == 2
+    )
+    content = bytearray(index.read_bytes())
+    content[page] ^= 1
+    index.write_bytes(content)
+    rig.reopen()
+    checker = threading.Thread(target=lambda: rig.store.check_log(1, bytes_per_s=1_000_000))
+    checker.start()
+    while rig.store.stats().index_reads == 0:  # then ledger 1 takes a second
+        time.sleep(0.001)
+    rig.store.delete_ledger(deleted)
+    checker.join()
+    damages = [(d.path, d.offset, d.ledger_id) for d in rig.store.take_damage()]
+    assert damages == ([(index, page, 2)] if told else [])
 
 
 def test_ledgers_by_the_thousand_are_all_checked(rig: StoreRig) -> None:
