@@ -3,9 +3,6 @@
 Every key of a page is read by itself. Then the change log says which of them were changed
 meanwhile, and these are read again, until none was: so a page is what one moment saw. Changes
 of BookKeeper's own clients are not in the log, and each of them concerns one node.
-
-Only the first read of a page lets the server catch up with the leader: a session never sees less
-than it saw before, also from another server.
 """
 
 from __future__ import annotations
@@ -59,7 +56,7 @@ class Keys:
             revision = self._log.revision
             found, end = await self._read_page(prefix, after, limit)
             while self._log.remembers(revision):
-                await self._log.catch_up()
+                await self._log.catch_up(fresh=True)
                 changed = [
                     key
                     for key in self._log.changed_since(prefix, revision)
@@ -94,7 +91,7 @@ class Keys:
         return found | await self._read(batch), None
 
     async def _read(self, wanted: Sequence[Where]) -> Found:
-        nodes = await self._connection.get([path for _, path in wanted])
+        nodes = await self._connection.get([path for _, path in wanted], fresh=True)
         return {
             key: self._value(key, node)
             for (key, _), node in zip(wanted, nodes, strict=True)
@@ -112,7 +109,7 @@ class Keys:
     async def _places(self, prefix: str, after: str, limit: int) -> AsyncGenerator[Where]:
         """Yield the keys that have nodes, ours and BookKeeper's, in order."""
         walk = KeyWalk(
-            *(self._connection, paths.KEYS, prefix, after), fresh=False, on_empty=self._empty.note
+            *(self._connection, paths.KEYS, prefix, after), fresh=True, on_empty=self._empty.note
         )
         ours = await walk.take(limit)
         async with aclosing(self._layout.listing(prefix, after, self._names)) as theirs:
@@ -128,7 +125,7 @@ class Keys:
             ours = await walk.take(limit)
 
     async def _names(self, folder: str) -> Iterable[str]:
-        (found,) = await self._connection.children([f"/{folder}"])
+        (found,) = await self._connection.children([f"/{folder}"], fresh=True)
         return found[0] if found else ()
 
 
