@@ -103,6 +103,7 @@ def test_a_topic_is_json_that_people_can_read() -> None:
         "schema": {"kind": "bytes", "definition": ""},
         "properties": {},
         "created_ms": 0,
+        "grown": [],
         "created_timestamp": 0,
         "altered_timestamp": 0,
         "deleted_timestamp": 0,
