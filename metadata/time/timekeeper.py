@@ -48,6 +48,8 @@ LOOK_S = LOOK_MS / 1000
 ATTEMPTS_MAX = 10
 """How often a request for more than is left of a millisecond waits for the next look."""
 RETRY_S = 1.0
+BEHIND_MS = 60_000
+"""A clock that is further behind when a term begins is named in the log."""
 _log = logging.getLogger(__name__)
 
 assert WINDOW_MS >= TTL_S * 1000, "a window lasts at least as long as the lease"
@@ -154,7 +156,17 @@ class Office:
                 _log.warning("no timestamps yet: %s", failure)
                 await trio.sleep(RETRY_S)
             else:
+                self._warn_if_behind()
                 return
+
+    def _warn_if_behind(self) -> None:
+        """Say so if a former leader's clock was ahead, or this one's is behind."""
+        if self._oracle.lag_ms < -BEHIND_MS:
+            _log.warning(
+                "this host's clock is %d s behind timestamps, which never go back: its clock, or "
+                "that of a leader before, is wrong",
+                -self._oracle.lag_ms // 1000,
+            )
 
     async def work(self) -> None:
         """Follow the clock until cancelled; at rest, wait for somebody to ask. Raises LeaseLost."""

@@ -192,6 +192,22 @@ async def test_a_new_leader_begins_above_the_stored_window(autojump_clock: MockC
     assert split(after.first).physical_ms > saved_ms > split(before.last).physical_ms
 
 
+@pytest.mark.parametrize(("ahead_ms", "is_told"), [(0, False), (30_000, False), (HOUR, True)])
+async def test_a_clock_of_a_former_leader_that_was_far_ahead_is_told_by_the_next(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, ahead_ms: int, is_told: bool
+) -> None:
+    """Timestamps stay as far ahead, and nobody else would notice."""
+    shared = MemoryStore()
+    first, second = Rig(shared, "b1"), Rig(shared, "b2")
+    first.clock.ahead_ms = ahead_ms
+    async with in_office(first):
+        await first.take()
+    caplog.clear()
+    async with in_office(second):
+        await second.take()
+    assert ("s behind timestamps, which never go back" in caplog.text) == is_told
+
+
 @pytest.mark.parametrize("apart_ms", [-HOUR, -1, 0, 1, 24 * HOUR])
 async def test_leaders_in_turn_never_repeat_a_timestamp(
     autojump_clock: MockClock, apart_ms: int
