@@ -73,6 +73,19 @@ int bk_io_make_file(const char *folder, const char *path);
 int bk_io_read_folder(DIR *folder, struct dirent **entry);
 /* Read size bytes at offset; *got is less only at the end of the file. */
 int bk_io_read(int fd, void *out, size_t size, uint64_t offset, size_t *got);
+/* Blocks of one file that the disk cannot read. */
+#define BK_LOST_MAX 256
+typedef struct {
+    uint64_t offsets[BK_LOST_MAX];
+    uint32_t count;
+} bk_lost;
+/* [blocks] The same past blocks that cannot be read, for a scan: these are filled with 0xff, which
+ * is no record and no padding, and noted. -EIO when there are more than BK_LOST_MAX of them: the
+ * whole disk fails then, and what is on it may be read another time. */
+int bk_io_salvage(int fd, void *out, size_t size, uint64_t offset, int32_t site, bk_lost *lost,
+                  size_t *got);
+/* Whether a block that cannot be read has bytes from start to end. */
+int bk_lost_between(const bk_lost *lost, uint64_t start, uint64_t end);
 /* Open for direct writes (O_DIRECT) where the file system can, else buffered. */
 int bk_io_open_direct(const char *path, int flags, int *fd);
 /* Block-aligned memory, NULL when there is none. Release with free. */

@@ -50,6 +50,20 @@ int bk_fault_at(int32_t site)
     return result;
 }
 
+int bk_fault_in(int32_t site, uint64_t offset, size_t size)
+{
+    int result = 0;
+    if (__atomic_load_n(&fault_site, __ATOMIC_RELAXED) != site)
+        return 0;
+    pthread_mutex_lock(&fault_lock);
+    uint64_t bad = (uint64_t)fault_skip * BK_BLOCK_SIZE;
+    if (fault_site == site && bad < offset + size &&
+        bad + (uint64_t)fault_left * BK_BLOCK_SIZE > offset)
+        result = -fault_errno;
+    pthread_mutex_unlock(&fault_lock);
+    return result;
+}
+
 static void (*sync_heard)(int fd);
 
 int bk_io_on_sync(void (*heard)(int fd))
@@ -73,6 +87,12 @@ int bk_fault_plan(int32_t site, uint32_t nth, int32_t error_number, uint32_t cou
 int bk_fault_at(int32_t site)
 {
     (void)site;
+    return 0;
+}
+
+int bk_fault_in(int32_t site, uint64_t offset, size_t size)
+{
+    (void)site, (void)offset, (void)size;
     return 0;
 }
 
@@ -189,6 +209,71 @@ int bk_io_read(int fd, void *out, size_t size, uint64_t offset, size_t *got)
         *got += (size_t)n;
     }
     return 0;
+}
+
+int bk_lost_between(const bk_lost *lost, uint64_t start, uint64_t end)
+{
+    for (uint32_t i = 0; i < lost->count; i++)
+        if (lost->offsets[i] < end && lost->offsets[i] + BK_BLOCK_SIZE > start)
+            return 1;
+    return 0;
+}
+
+static int note_lost(bk_lost *lost, uint64_t offset)
+{
+    if (bk_lost_between(lost, offset, offset + 1))
+        return 0;
+    if (lost->count == BK_LOST_MAX)
+        return -EIO;
+    lost->offsets[lost->count++] = offset / BK_BLOCK_SIZE * BK_BLOCK_SIZE;
+    return 0;
+}
+
+static int scan_read(int fd, void *out, size_t size, uint64_t offset, int32_t site, size_t *got)
+{
+    int fault = bk_fault_in(site, offset, size);
+    *got = 0;
+    return fault != 0 ? fault : bk_io_read(fd, out, size, offset, got);
+}
+
+/* A part of one block. */
+static int salvage_block(int fd, uint8_t *out, size_t size, uint64_t offset, int32_t site,
+                         bk_lost *lost, size_t *got)
+{
+    struct stat st;
+    int result = scan_read(fd, out, size, offset, site, got);
+    if (result != -EIO)
+        return result;
+    if (fstat(fd, &st) != 0)
+        return -errno;
+    uint64_t left = (uint64_t)st.st_size > offset ? (uint64_t)st.st_size - offset : 0;
+    *got = left < size ? (size_t)left : size;
+    memset(out, 0xff, *got);
+    return *got > 0 ? note_lost(lost, offset) : 0;
+}
+
+int bk_io_salvage(int fd, void *out, size_t size, uint64_t offset, int32_t site, bk_lost *lost,
+                  size_t *got)
+{
+    uint8_t *at = out;
+    int result = scan_read(fd, out, size, offset, site, got);
+    if (result != -EIO)
+        return result;
+    result = 0;
+    *got = 0;
+    while (size > 0 && result == 0) {
+        size_t n, piece = BK_BLOCK_SIZE - (size_t)(offset % BK_BLOCK_SIZE);
+        if (piece > size)
+            piece = size;
+        result = salvage_block(fd, at, piece, offset, site, lost, &n);
+        *got += n;
+        if (n < piece)
+            break;
+        at += n;
+        offset += n;
+        size -= n;
+    }
+    return result;
 }
 
 int bk_io_open_direct(const char *path, int flags, int *fd)

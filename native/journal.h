@@ -10,7 +10,8 @@
  *       12     4  reserved, 0
  *       16     8  file id
  *       24     8  previous id, 0 when this is the first file
- *       32     8  previous end: where the last group of that file ends
+ *       32     8  previous end: where the last group of that file ends, or a block of it
+ *                 that could not be read
  *       40     4  crc32c of the 40 bytes above
  *       44        zeros to 4096
  *
@@ -27,6 +28,8 @@
  * record that does not fit or fails its check - unless a sound group of the
  * same file with a higher number follows: a group is written only after the one
  * before it was synced, so then this is damage (BK_CORRUPT), not a torn tail.
+ * It is damage, too, if the first block of a group, or any of the one under way, cannot be read:
+ * what it held may have been acknowledged. A scan fills such blocks with 0xff.
  * An older file is whole up to the previous end that its successor names, and
  * what is wrong before it is damage. A scan reports damage with its offset and
  * goes on at the next sound group.

@@ -103,6 +103,19 @@ static void enter_group(bk_journal_scan *scan, uint64_t offset, uint64_t group_e
     scan->number = number;
 }
 
+/* Nothing sound follows in the newest file. A group was acknowledged only if its first block was
+ * there, so the log ends here, unless that block, or one of the group under way, cannot be read.
+ * Then the end that the next file will name lies behind it: each start finds the damage. */
+static int judge_tail(bk_journal_scan *scan)
+{
+    uint64_t end = scan->group_end > scan->at ? scan->group_end : scan->at + 1;
+    end = bk_align_up(end, BK_BLOCK_SIZE);
+    if (!bk_window_has_lost(&scan->window, scan->at, end))
+        return BK_END;
+    scan->at = end;
+    return BK_CORRUPT;
+}
+
 /* Something at scan->at is not sound: the torn tail, or damage? Goes to the next
  * sound group if there is one. BK_CORRUPT for damage, BK_END for the tail. */
 static int judge(bk_journal_scan *scan, bk_record *record)
@@ -129,7 +142,7 @@ static int judge(bk_journal_scan *scan, bk_record *record)
     }
     scan->done = 1;
     if (scan->end == 0)
-        return BK_END;
+        return judge_tail(scan);
     scan->at = scan->end;
     return BK_CORRUPT;
 }

@@ -18,6 +18,7 @@ struct bk_log_scan {
     size_t capacity;
     uint64_t window_offset; /* in the log */
     size_t window_size;
+    bk_lost lost;
 };
 
 /* Make size bytes at offset readable at *out; *got is less at the end. */
@@ -37,7 +38,8 @@ static int move_window(bk_log_scan *scan, uint64_t offset, size_t size, const ui
             scan->capacity = size;
         }
         size_t wanted = left < scan->capacity ? (size_t)left : scan->capacity;
-        int result = bk_io_read(scan->fd, scan->window, wanted, offset, &scan->window_size);
+        int result = bk_io_salvage(scan->fd, scan->window, wanted, offset, BK_FAULT_LOG_READ,
+                                   &scan->lost, &scan->window_size);
         if (result != BK_OK) {
             scan->window_size = 0;
             return result;

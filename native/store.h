@@ -312,7 +312,7 @@ int bk_log_scan_open(const char *path, uint64_t end, bk_log_scan **out, uint32_t
                      uint32_t *closed);
 /* [blocks] As bk_journal_scan_next; after BK_CORRUPT it goes on behind the damaged
  * record when its size leads to something sound, else at the next block that starts
- * with a sound record. */
+ * with a sound record. A block that cannot be read counts as damaged. */
 int bk_log_scan_next(bk_log_scan *scan, bk_record *record);
 void bk_log_scan_close(bk_log_scan *scan);
 

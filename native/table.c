@@ -112,6 +112,7 @@ struct bk_table_scan {
     size_t size;
     size_t at;
     int damaged;
+    bk_lost lost;
 };
 
 int bk_table_scan_open(const char *path, uint64_t end, bk_table_scan **out)
@@ -131,7 +132,9 @@ int bk_table_scan_open(const char *path, uint64_t end, bk_table_scan **out)
         /* What the mark promises and the file lacks is damage, reported at its end. */
         scan->damaged = end != 0 && end > (uint64_t)st.st_size;
         scan->bytes = malloc(size + 1);
-        result = scan->bytes != NULL ? bk_io_read(fd, scan->bytes, size, 0, &scan->size) : -ENOMEM;
+        result = scan->bytes != NULL ? bk_io_salvage(fd, scan->bytes, size, 0, BK_FAULT_TABLE_READ,
+                                                     &scan->lost, &scan->size)
+                                     : -ENOMEM;
     }
     if (fd >= 0)
         close(fd);

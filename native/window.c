@@ -49,8 +49,9 @@ static void *fetch(void *argument)
 {
     bk_window *window = argument;
     window->fetch_result =
-        bk_io_read(window->fd, window->buffers[1 - window->current] + CARRY_SIZE, PIECE_SIZE,
-                   window->fetch_start, &window->fetch_size);
+        bk_io_salvage(window->fd, window->buffers[1 - window->current] + CARRY_SIZE, PIECE_SIZE,
+                      window->fetch_start, BK_FAULT_JOURNAL_READ, &window->lost,
+                      &window->fetch_size);
     return NULL;
 }
 
@@ -102,8 +103,9 @@ static int jump(bk_window *window, uint64_t offset)
     window->start = offset / BK_BLOCK_SIZE * BK_BLOCK_SIZE;
     window->data = CARRY_SIZE;
     window->size = 0;
-    int result = bk_io_read(window->fd, window->buffers[window->current] + CARRY_SIZE, PIECE_SIZE,
-                            window->start, &window->size);
+    int result = bk_io_salvage(window->fd, window->buffers[window->current] + CARRY_SIZE,
+                               PIECE_SIZE, window->start, BK_FAULT_JOURNAL_READ, &window->lost,
+                               &window->size);
     if (result == 0 && window->size == PIECE_SIZE)
         begin_fetch(window, window->start + PIECE_SIZE);
     return result;
@@ -126,6 +128,12 @@ int bk_window_look(bk_window *window, uint64_t offset, size_t size, const uint8_
     *data = window->buffers[window->current] + window->data +
             (*got > 0 ? offset - window->start : 0);
     return 0;
+}
+
+int bk_window_has_lost(bk_window *window, uint64_t start, uint64_t end)
+{
+    finish_fetch(window); /* it may be at the list */
+    return bk_lost_between(&window->lost, start, end);
 }
 
 void bk_window_close(bk_window *window)

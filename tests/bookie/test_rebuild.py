@@ -17,6 +17,7 @@ from bookie.mark import read_mark, write_mark
 from bookie.rebuild import Rebuilt, rebuild, total_size
 from native.digest import crc32c
 from native.engine import Engine
+from native.faults import clear_fault, plan_fault
 from native.frame import Flag, incarnation
 from native.journal import INCARNATION, scan_journal
 from native.store import scan_log
@@ -142,6 +143,18 @@ def test_an_index_that_was_torn_is_no_damage_once_it_was_rebuilt(
     assert not done.limbo
     assert not torn.exists()
     assert_whole(config)
+
+
+def test_an_unreadable_block_of_a_log_leads_to_limbo(folder: Path, config: BookieConfig) -> None:
+    plan_fault("log_read", 3)
+    try:
+        done = run(config)
+    finally:
+        clear_fault()
+    assert done.limbo
+    assert in_limbo(folder / "ledgers")
+    assert {Path(place.file).name for place in done.damages} == {"00000001.log"}
+    assert not set(missing(config)) & {(ledger, i) for ledger in LEDGERS for i in range(3)}
 
 
 def test_a_rebuilt_bookie_may_be_rebuilt_again(folder: Path, config: BookieConfig) -> None:

@@ -13,6 +13,7 @@ from wire import add, add_responses
 
 from native.engine import Request
 from native.errors import Corrupt
+from native.faults import clear_fault, plan_fault
 from native.frame import Code, Flag, Opcode
 from native.store import Damage, Place
 
@@ -293,6 +294,22 @@ def test_a_log_that_was_cut_short_or_is_lost_is_told(bookie: Bookie) -> None:
     bookie.engine.store.check_log(1)
     lost = [(d.ledger_id, d.entry_id) for d in bookie.engine.store.take_damage()]
     assert lost == [(1, -1), (2, -1)]
+
+
+def test_an_unreadable_block_costs_an_index_built_anew_what_it_held(bookie: Bookie) -> None:
+    roll(bookie)
+    log_path(bookie, 1).with_suffix(".index").unlink()
+    plan_fault("log_read", 2)
+    try:
+        bookie.crash()
+    finally:
+        clear_fault()
+    assert (bookie.ledger_folder / "limbo").exists()
+    assert {d.path.suffix for d in bookie.engine.store.take_damage()} == {".index", ".log"}
+    for ledger_id in (1, 2):
+        for i in range(COUNT):
+            code, entry = bookie.read(ledger_id, i)
+            assert code != 0 or entry[32:] == payload(i)
 
 
 # --- more damage than there is room for -------------------------------------------------------

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 from engines import MIB, Bookie
+from wire import add
 
 from native.faults import clear_fault, plan_fault
+from native.journal import scan_journal
 
 
 @pytest.fixture
@@ -131,3 +133,90 @@ def test_a_journal_file_never_takes_the_place_of_another(tmp_path: Path, spares:
         bookie.add(2, 1, b"in the next file")
     assert other.read_bytes() == b"of another process"
     bookie.close()
+
+
+# --- blocks that cannot be read ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nth", [2, 3, 4])
+def test_an_unreadable_block_costs_its_own_entries_alone(bookie: Bookie, nth: int) -> None:
+    """Also in the last group: what it held was acknowledged, so it is no torn tail."""
+    payloads = [b"one", b"two", b"three"]
+    for i, payload in enumerate(payloads):
+        bookie.add(1, i, payload)
+    lost = nth - 2  # the first block is the header
+    plan_fault("journal_read", nth)
+    try:
+        for _ in range(2):
+            bookie.crash()
+            assert bookie.recovery.limbo
+            assert bookie.recovery.damages == 1
+            for i in {0, 1, 2} - {lost}:
+                assert bookie.payload(1, i) == payloads[i]
+            assert bookie.read(1, lost)[0] != 0
+    finally:
+        clear_fault()
+    bookie.crash()
+    assert not bookie.recovery.limbo
+    assert [bookie.payload(1, i) for i in range(3)] == payloads, "it can be read again"
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_an_unreadable_block_within_the_last_group_is_damage(bookie: Bookie, large: bool) -> None:
+    if large:  # read in pieces, and the next piece meanwhile
+        bookie.send(b"".join(add(1, i, bytes(MIB)) for i in range(3)))
+        while bookie.engine.commit():
+            pass
+    first = 3 if large else 0
+    journal = max(bookie.journal_folder.glob("*.journal"))
+    start = [found.offset for found in scan_journal(journal)][-1]  # where it ends
+    start = -(-start // 4096)
+    bookie.send(b"".join(add(1, first + i, bytes([i]) * 500) for i in range(50)))
+    assert bookie.engine.commit()
+    plan_fault("journal_read", start + 4)
+    try:
+        bookie.crash()
+    finally:
+        clear_fault()
+    assert bookie.recovery.limbo
+    there = [i for i in range(50) if bookie.read(1, first + i)[0] == 0]
+    assert there == list(range(len(there)))
+    assert 15 < len(there) < 25
+    if large:
+        assert bookie.payload(1, 2) == bytes(MIB)
+    bookie.crash()
+    assert bookie.recovery.damages == 0
+    assert all(bookie.payload(1, first + i) == bytes([i]) * 500 for i in range(50))
+
+
+def test_a_journal_of_which_hardly_anything_can_be_read_stops_the_start(bookie: Bookie) -> None:
+    """The disk fails then, not a part of it: what is on it may come back."""
+    bookie.send(b"".join(add(1, i, bytes(MIB)) for i in range(3)))
+    while bookie.engine.commit():
+        pass
+    bookie.connection.close()
+    bookie.engine.close()
+    before = contents(bookie)
+    plan_fault("journal_read", 10, count=300)
+    try:
+        with pytest.raises(OSError, match="Input/output"):
+            bookie._open()
+    finally:
+        clear_fault()
+    assert contents(bookie) == before
+    bookie.engine, bookie.recovery = bookie._open()
+    bookie.connection = bookie.engine.connect(1)
+    assert [bookie.payload(1, i) for i in range(3)] == [bytes(MIB)] * 3
+
+
+def test_a_ledger_table_that_cannot_be_read_leaves_every_ledger_fenced(bookie: Bookie) -> None:
+    bookie.add(1, 0, b"flushed")
+    bookie.checkpoint()
+    plan_fault("table_read", 1)
+    try:
+        bookie.crash()
+    finally:
+        clear_fault()
+    assert bookie.recovery.limbo
+    assert [state.fenced for state in bookie.engine.ledgers()] == [True]
+    assert bookie.payload(1, 0) == b"flushed"
