@@ -11,7 +11,7 @@ from message_events import MessagesAcknowledged, is_nowhere
 from message_witness import Audience
 
 from ledger_client import Client
-from ledger_client.errors import LedgerError
+from ledger_client.errors import EntryLost, LedgerError, MessagesLost, NoSuchEntry
 from ledger_client.message_id import MessageId
 
 if TYPE_CHECKING:
@@ -22,11 +22,12 @@ READ_AHEAD_SIZE = 4000
 
 
 class Listener:
-    """Reads one topic."""
+    """Reads one topic. With *may_lose*, disks may fail to read what is there."""
 
-    def __init__(self, topic: str, history: History) -> None:
+    def __init__(self, topic: str, history: History, *, may_lose: bool) -> None:
         self._topic = topic
         self._history = history
+        self._may_lose = may_lose
         self._runs = count(1)
 
     async def read(self, host: ClientHost, client: Client) -> None:
@@ -77,6 +78,9 @@ class Listener:
         try:
             async with client.reader(self._topic, read_ahead_size=READ_AHEAD_SIZE, **how) as reader:
                 await (audience.read_batches if arrow else audience.read)(reader)
+        except (EntryLost, MessagesLost, NoSuchEntry) as lost:
+            if not self._may_lose:
+                audience.lost(lost)
         except LedgerError:
             return
 

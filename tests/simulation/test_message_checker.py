@@ -14,6 +14,7 @@ from message_events import (
     HeldEntry,
     LaneTaken,
     LedgerHeld,
+    LossTold,
     Message,
     MessagesAcknowledged,
     MessagesRead,
@@ -104,6 +105,11 @@ def ended(reader: str = "r") -> ReadEnded:
 
 def gap(position: MessageId, first: MessageId | None) -> GapTold:
     return GapTold(topic=T, reader="r", partition=-1, lane=0, position=position, first=first)
+
+
+def loss(message_id: MessageId) -> LossTold:
+    ledger, entry = message_id.ledger_id, message_id.entry_id
+    return LossTold(topic=T, reader="r", ledger_id=ledger, entry=entry)
 
 
 def removed(number: int) -> RowRemoved:
@@ -300,6 +306,8 @@ BROKEN: dict[str, tuple[int, list[Event]]] = {
         19,
         [*SENT, acked(B2, B), begun(), read((A1, A)), removed(0), read((C1, C))],
     ),
+    "a loss of what is there": (19, [*SENT, begun(), loss(A1)]),
+    "a loss before the removal": (19, [*SENT, begun(), loss(A1), removed(0)]),
     "a gap where nothing was removed": (19, [*SENT, begun(), gap(A1, C1)]),
     "a gap over what is there": (
         19,
@@ -403,6 +411,7 @@ SOUND: dict[str, list[Event]] = {
     ],
     "ledgers that follow in event time": times_of((1, 5), (6, 7)),
     "ledgers that say what they share": times_of((1, 5), (5, 7), shares=True),
+    "a loss of what was removed": [*GONE, loss(B2)],
     "a gap that is told": [*GONE, gap(B2, C1), read((C1, C)), ended()],
     "a reader begins after what was removed": [*GONE, begun("s"), read((C1, C), reader="s")],
     "nothing is left": [*GONE, removed(1), gap(B2, None)],

@@ -22,6 +22,7 @@ from simulation import HEALED_S, Outcome, Simulation, run_plan, wait_until
 from steps import Step
 from topic_audit import tell_ledgers, tell_row
 from topic_plan import TopicPlan, make_topic_plan
+from troubles import READ_ERRORS
 
 from ledger_client import Client
 from ledger_client.errors import LedgerError
@@ -53,7 +54,8 @@ class TopicSimulation(Simulation):
         self._publishers = {
             each.name: Publisher(TOPIC, each, plan, self.history) for each in plan.publishings
         }
-        self._listener = Listener(TOPIC, self.history)
+        may_lose = READ_ERRORS in plan.troubles.kinds
+        self._listener = Listener(TOPIC, self.history, may_lose=may_lose)
 
     def _faults(self) -> Faults:
         return TopicFaults(self, self.trace)

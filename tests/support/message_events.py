@@ -1,7 +1,7 @@
 """The requests to a topic and its answers: events of a history (history.py).
 
     producer ─► LaneTaken, MessagesSent, MessagesAcknowledged, MessagesRefused ─┐
-    reader   ─► ReadBegun, MessagesRead, GapTold, ReadEnded ────────────────────┼─► History
+    reader   ─► ReadBegun, MessagesRead, GapTold, LossTold, ReadEnded ──────────┼─► History
     metadata ─► TopicMade, RowListed, RowRemoved ───────────────────────────────┤
     operator ─► TopicCut ───────────────────────────────────────────────────────┤
     audit    ─► LedgerHeld ─────────────────────────────────────────────────────┘
@@ -143,6 +143,14 @@ class GapTold(TopicHappening):
     first: MessageId | None
 
 
+class LossTold(TopicHappening):
+    """A reader was told that an entry, -1 for all, of one of the topic's ledgers is lost."""
+
+    reader: str
+    ledger_id: int
+    entry: int
+
+
 class ReadEnded(TopicHappening):
     """A reader that follows nothing was told that this was all."""
 
@@ -203,6 +211,7 @@ MessageEvent = (
     | ReadBegun
     | MessagesRead
     | GapTold
+    | LossTold
     | ReadEnded
     | RowListed
     | RowRemoved

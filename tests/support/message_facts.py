@@ -13,6 +13,7 @@ from message_events import (
     HeldEntry,
     LaneTaken,
     LedgerHeld,
+    LossTold,
     Message,
     MessagesAcknowledged,
     MessagesRead,
@@ -88,6 +89,7 @@ class TopicFacts:
         self.acks: list[Ack] = []
         self.refusals: list[MessagesRefused] = []
         self.runs: dict[str, Run] = {}
+        self.losses: list[tuple[int, LossTold]] = []
         self.rows: defaultdict[Place, dict[int, list[RowListed]]] = defaultdict(dict)
         self.removed: dict[int, int] = {}
         """by ledger, the order of its removal"""
@@ -130,6 +132,8 @@ class TopicFacts:
                 self.runs[event.reader] = Run((self._order, event), [], [])
             case MessagesRead() | GapTold():
                 self._add_met(event)
+            case LossTold():
+                self.losses.append((self._order, event))
             case ReadEnded():
                 self.runs[event.reader].ended.append(self._order)
             case RowListed():

@@ -12,6 +12,7 @@ from history import Recorder
 from message_events import (
     GapTold,
     LaneTaken,
+    LossTold,
     Message,
     MessagesAcknowledged,
     MessagesRead,
@@ -22,7 +23,16 @@ from message_events import (
 )
 from replaced import replaced
 
-from ledger_client.errors import EventTimeBack, Gap, LedgerError, PayloadTooLarge, SendUnknown
+from ledger_client.errors import (
+    EntryLost,
+    EventTimeBack,
+    Gap,
+    LedgerError,
+    MessagesLost,
+    NoSuchEntry,
+    PayloadTooLarge,
+    SendUnknown,
+)
 from ledger_client.message_id import MessageId
 from ledger_client.topics import messages as topic_messages
 from ledger_client.topics.lanes.lane_writer import LaneWriter
@@ -281,6 +291,15 @@ class Audience:
                 found = each.messages
                 self._got([one.id for one in found], [_message(one) for one in found])
         self._history.add(ReadEnded(topic=self._topic, reader=self.reader))
+
+    def lost(self, failure: EntryLost | MessagesLost | NoSuchEntry) -> None:
+        """Record that the reader was told that an entry is lost."""
+        ledger = -1 if failure.ledger_id is None else failure.ledger_id
+        self._history.add(
+            LossTold(
+                topic=self._topic, reader=self.reader, ledger_id=ledger, entry=failure.entry_id
+            )
+        )
 
     def _got(self, ids: list[MessageId], messages: list[Message]) -> None:
         self._history.add(

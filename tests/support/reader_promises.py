@@ -3,7 +3,7 @@
 A reader that follows nothing and comes to its end has got everything that was acknowledged
 before it began. What a reader got is there for all later ones. Between two messages of a lane that
 a reader got one after the other, there is nothing that was not removed; where something was
-removed, the reader was told of it.
+removed, the reader was told of it. No reader is told that something is lost that is there.
 """
 
 from __future__ import annotations
@@ -169,6 +169,15 @@ def _was_gone(facts: TopicFacts, message_id: MessageId, met: Met) -> bool:
     return removed_at is not None and removed_at < met.order
 
 
+def _false_loss(facts: TopicFacts) -> Broken:
+    """A reader is told that an entry is lost only if it was removed, which it may hear of late."""
+    for order, event in facts.losses:
+        at = MessageId(event.ledger_id, event.entry)
+        removed_at = facts.gone_at(at)
+        if (removed_at is None or removed_at > order) and not facts.is_cut(at):
+            yield at, f"{event.reader} was told that entry {event.entry} is lost"
+
+
 def _by_lane(facts: TopicFacts, run: Run) -> dict[Place, list[Met]]:
     found: dict[Place, list[Met]] = {}
     for order, event in run.events:
@@ -201,4 +210,5 @@ READER_PROMISES: Promises = [
     (16, _unordered),
     (19, _left_out),
     (19, _false_gap),
+    (19, _false_loss),
 ]
