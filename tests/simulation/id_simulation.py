@@ -129,6 +129,9 @@ class IdSimulation(Simulation):
 
     # --- the end ----------------------------------------------------------------------------
 
+    def _readable(self) -> list[LedgerRecord]:
+        return [each for each in super()._readable() if each.ledger_id not in self._shared]
+
     def _look(self) -> None:
         super()._look()
         events = self.history.events

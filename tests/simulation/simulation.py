@@ -170,6 +170,7 @@ class Simulation:
             await self._heal()
             await self._settle()
             self._look()
+            await self._read_back()  # last: whatever a reader misses is repaired
             virtual_s = trio.current_time()
             await self._stop()
             nursery.cancel_scope.cancel()
@@ -263,7 +264,6 @@ class Simulation:
                 await self._do(partial(self.auditor.scrub, name), over)
         if not await wait_until(self._is_whole, over):
             self._violate(5, 0, f"not repaired: {await self._ailing()}")
-        await self._read_back()
 
     async def _read_back(self) -> None:
         """Read every ledger that was closed, as any client would."""

@@ -34,6 +34,7 @@ class Facts:
         sent_as: digests that a writer sent, by the id that it expected.
         acked: the digest first acknowledged, by entry.
         returned: the digest first read, by entry.
+        served: the entries that were read before the audit looked at the bookies.
         asked: what a reader asked for, by its name.
         done: the readers that came to the end of it.
     """
@@ -45,6 +46,7 @@ class Facts:
         self.acks: list[Acknowledged] = []
         self.refusals: list[Refused] = []
         self.reads: list[ReadBack] = []
+        self.served: set[int] = set()
         self.asked: dict[str, ReadAsked] = {}
         self.done: set[str] = set()
         self.absences: list[Absent] = []
@@ -96,6 +98,8 @@ class Facts:
             case ReadBack():
                 self.reads.append(event)
                 _note(self.returned, event)
+                if not self.replicas:
+                    self.served.update(entry for entry, _ in entries_of(event))
             case ReadDone():
                 self.done.add(event.reader)
             case Absent():

@@ -60,7 +60,7 @@ def _check_entry(facts: Facts, entry: int, bookies: list[str]) -> Missing:
 def _invariant(facts: Facts, entry: int) -> int:
     assert facts.created is not None
     anyone = facts.created.ack_quorum == facts.created.write_quorum
-    return 2 if anyone and entry in facts.returned else 5
+    return 2 if anyone and entry in facts.served else 5
 
 
 def _difference(bookie: str, held: int | None) -> str:
