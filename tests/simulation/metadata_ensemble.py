@@ -6,7 +6,8 @@
 Each process of a bookie has a connection of its own. The ensemble expires the ZooKeeper session
 of a process that gives no sign for its time: it was killed or frozen, or its connection is away. A
 process finds that out by its next sign or call. What watches say may be late. While the whole
-ensemble is away no session expires, as no leader counts the time.
+ensemble is away no session expires, as no leader counts the time. In some seeds the server of each
+connection lags behind the leader.
 
 The harness sees the nodes of keys as the keys they stand for, whoever's layout they have.
 """
@@ -22,10 +23,11 @@ from typing import TypeVar
 import trio
 import virtual
 from machines import MACHINE, Machine
-from memory_zookeeper import Loss, MemoryConnection, MemoryEnsemble
+from memory_zookeeper import Loss, MemoryConnection, MemoryEnsemble, Znode
 from metadata_file import PORT, Asking
 from network import Network
-from troubles import ANSWERS_LOST, ENSEMBLE, SESSIONS_EXPIRED
+from prompt_reads import CheckedStore, Reads
+from troubles import ANSWERS_LOST, ENSEMBLE, LAG, SESSIONS_EXPIRED
 
 from ledger_client.background import Background
 from ledger_client.wire.stores import BookieStore
@@ -59,6 +61,10 @@ HINT_LATE_S_MAX = 1.0
 RETRY_S_MAX = 0.5
 LOSS_SHARE = 0.2
 """of the multis, while answers are lost"""
+LAGS_S_MAX = (0.1, 0.5, 2.0, 8.0)
+"""A server that lags sees what is new after up to one of these times."""
+CAUGHT_UP_SHARE = 0.05
+"""of the reads come after it did so, also amid others of the same call"""
 T = TypeVar("T")
 
 
@@ -71,6 +77,8 @@ class MetadataEnsemble:
         away_from: bookies whose connections are away.
         is_away: True while the whole ensemble is away.
         losing: bookies whose multis lose their answers, or are lost themselves.
+        lag: draws how far the servers of bookies are behind; None: they are not.
+        reads: those of bookies, and which of them showed what was old.
     """
 
     def __init__(
@@ -79,12 +87,15 @@ class MetadataEnsemble:
         network: Network,
         happened: Counter[str],
         chance: random.Random,
+        lag: random.Random | None = None,
     ) -> None:
         self.values: dict[str, Versioned] = {}
         self.on_change: Callable[[str, Versioned | None], None] = lambda _key, _value: None
+        self.reads = Reads(self.values)
         self.nodes = _Watched(self._look)
         self.happened = happened
         self.chance = chance
+        self.lag = lag
         self.away_from: set[str] = set()
         self.is_away = False
         self.losing: set[str] = set()
@@ -114,9 +125,11 @@ class MetadataEnsemble:
             connection = _Connection(self, machine, nursery)
             self._connections.append(connection)
             nursery.start_soon(connection.give_signs)
+            if self.lag is not None:
+                nursery.start_soon(connection.follow_late, self.lag)
             try:
                 raised = RaisedConnection(connection)
-                store = ZooKeeperStore(raised, await _found(raised))
+                store = CheckedStore(raised, await _found(raised), self.reads)
                 async with serving(store):
                     yield store
             finally:
@@ -226,6 +239,7 @@ class MetadataEnsemble:
                 self.values[key] = Versioned(value, stat.modified)
             elif self.values.pop(key, None) is None:
                 continue  # it was only looked whether the node is absent
+            self.reads.note(key)
             self.on_change(key, self.values.get(key))
 
     def _path(self, key: str) -> str:
@@ -326,6 +340,14 @@ class _Connection(MemoryConnection):
         self.is_open = False
         self._is_closed = True
         self.drop()
+        self.keep_up()
+
+    async def follow_late(self, chance: random.Random) -> None:
+        """See what is new from time to time, until cancelled."""
+        self.fall_behind()
+        while True:
+            await trio.sleep(chance.choice(LAGS_S_MAX) * chance.random())
+            self.catch_up()
 
     async def _find_another(self) -> None:
         while self.is_open and not self.is_connected:
@@ -345,14 +367,14 @@ class _Connection(MemoryConnection):
     # --- calls, in their order ---------------------------------------------------------
 
     async def get(self, paths: Sequence[str], *, fresh: bool = False) -> list[Node | None]:
-        return await self._ask(lambda: super(_Connection, self).get(paths, fresh=fresh))
+        return await self._ask(lambda: super(_Connection, self).get(paths, fresh=fresh), led=fresh)
 
     async def stat(
         self, paths: Sequence[str], *, fresh: bool = False, watch: Callable[[], None] | None = None
     ) -> list[Stat | None]:
         late = watch and self._late_hint(watch)
         return await self._ask(
-            lambda: super(_Connection, self).stat(paths, fresh=fresh, watch=late)
+            lambda: super(_Connection, self).stat(paths, fresh=fresh, watch=late), led=fresh
         )
 
     async def children(
@@ -360,13 +382,15 @@ class _Connection(MemoryConnection):
     ) -> list[Folder | None]:
         late = watch and self._late_hint(watch)
         return await self._ask(
-            lambda: super(_Connection, self).children(paths, fresh=fresh, watch=late)
+            lambda: super(_Connection, self).children(paths, fresh=fresh, watch=late), led=fresh
         )
 
     async def multi(self, ops: Sequence[Op]) -> Applied | Refused:
-        return await self._ask(lambda: super(_Connection, self).multi(ops), changes=True)
+        return await self._ask(lambda: super(_Connection, self).multi(ops), led=True, changes=True)
 
-    async def _ask(self, call: Callable[[], Awaitable[T]], *, changes: bool = False) -> T:
+    async def _ask(
+        self, call: Callable[[], Awaitable[T]], *, led: bool, changes: bool = False
+    ) -> T:
         chance = self._metadata.chance
         way = chance.random()
         async with self._line:
@@ -378,7 +402,9 @@ class _Connection(MemoryConnection):
                 await trio.sleep(DELAY_S_MAX * chance.random())
             if not self.is_connected or self.session_id != session_id:
                 raise MetadataUnavailable("the connection was lost", outcome_unknown=changes)
-        self._heard_at = self.sign_at = trio.current_time()
+        self.sign_at = trio.current_time()
+        if led or not self.lags:
+            self._heard_at = self.sign_at
         return found
 
     async def _reach(self) -> None:
@@ -388,6 +414,15 @@ class _Connection(MemoryConnection):
         self._sign()
         if not self.is_connected:
             raise MetadataUnavailable("the ZooKeeper session is over")
+
+    def _see(self, path: str) -> Znode | None:
+        lag = self._metadata.lag
+        if lag is not None and lag.random() < CAUGHT_UP_SHARE:
+            self.catch_up()  # each node of a call is a request of its own
+        node = super()._see(path)
+        if node is not self.ensemble.nodes.get(path):
+            self._metadata.happened[LAG] += 1
+        return node
 
     def _late_hint(self, watch: Callable[[], None]) -> Callable[[], None]:
         async def call_late() -> None:

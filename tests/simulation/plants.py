@@ -7,7 +7,7 @@ name of the code under test is replaced, and the rest stays as it is.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -27,6 +27,8 @@ from ledger_client.ledgers.write_state import Action, WriteState
 from ledger_client.wire.bookies import BookieConnection
 from ledger_client.wire.inflight import Reply
 from metadata.records import LedgerRecord
+from metadata.zookeeper.floors import RaisedConnection
+from metadata.zookeeper.znodes import Folder, Node, Stat
 from native.digest import crc32c
 from native.engine import Request
 from native.frame import Code, Flag, Opcode
@@ -35,6 +37,8 @@ from native.link import Response
 from native.mark import Mark
 
 Plant = Callable[[], AbstractContextManager[None]]
+Paths = Sequence[str]
+Watch = Callable[[], None] | None
 
 
 @contextmanager
@@ -323,6 +327,32 @@ def give_up_at_damage() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def read_without_sync() -> Iterator[None]:
+    """Read in ZooKeeper what the server has that answers, however far it is behind."""
+    get, stat, children = RaisedConnection.get, RaisedConnection.stat, RaisedConnection.children
+
+    async def get_old(self: RaisedConnection, paths: Paths, **_: bool) -> list[Node | None]:
+        return await get(self, paths)
+
+    async def stat_old(
+        self: RaisedConnection, paths: Paths, *, watch: Watch = None, **_: bool
+    ) -> list[Stat | None]:
+        return await stat(self, paths, watch=watch)
+
+    async def list_old(
+        self: RaisedConnection, paths: Paths, *, watch: Watch = None, **_: bool
+    ) -> list[Folder | None]:
+        return await children(self, paths, watch=watch)
+
+    with (
+        replaced(RaisedConnection, "get", get_old),
+        replaced(RaisedConnection, "stat", stat_old),
+        replaced(RaisedConnection, "children", list_old),
+    ):
+        yield
+
+
 PLANTS: dict[str, Plant] = {
     plant.__name__: plant
     for plant in (
@@ -340,5 +370,6 @@ PLANTS: dict[str, Plant] = {
         name_no_incarnation,
         confirm_what_is_stored,
         give_up_at_damage,
+        read_without_sync,
     )
 }

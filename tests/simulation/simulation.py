@@ -35,7 +35,7 @@ from metadata_view import Outages
 from network import Network
 from plan import Plan, make_plan
 from steps import DURATION_S
-from troubles import ENSEMBLE, READ_ERRORS, SQLITE, Clock
+from troubles import ENSEMBLE, LAG, READ_ERRORS, SQLITE, Clock
 
 from ledger_client import Client
 from metadata.records import (
@@ -129,7 +129,8 @@ class Simulation:
         plan = self.plan
         if ENSEMBLE in plan.troubles.kinds:
             chance = self.chance("ensemble")
-            return MetadataEnsemble(plan.bookies, self.network, self.happened, chance)
+            lag = self.chance(LAG) if LAG in plan.troubles.kinds else None
+            return MetadataEnsemble(plan.bookies, self.network, self.happened, chance, lag)
         if SQLITE not in plan.troubles.kinds:
             return InMemory()
         path = folder / "metadata.sqlite"
@@ -323,10 +324,16 @@ class Simulation:
                     self.history.add(holdings.replica(engine, name, ledger))
             for ledger, entry in bookie.promises.lost:
                 self._violate(6, ledger, f"{name} acknowledged it and lost it", entry)
+        self._note_failures()
+
+    def _note_failures(self) -> None:
         for host in self.hosts():
             for failure in host.failures:
                 name = host.machine.name
                 self._violate(0, 0, f"{name} failed: {failure!r}")
+        if isinstance(self.metadata, MetadataEnsemble):
+            for told in self.metadata.reads.old:
+                self._violate(0, 0, told)
 
     def _look_at_records(self) -> None:
         """Every ledger that was made, and not deleted, is there and closed."""

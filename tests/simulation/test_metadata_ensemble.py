@@ -14,6 +14,7 @@ from leases import grant
 from machines import MACHINE, Machine
 from metadata_ensemble import MetadataEnsemble, key_of
 from network import Network
+from plants import read_without_sync
 from simulation import simulate
 from troubles import ANSWERS_LOST, ENSEMBLE, SESSIONS_EXPIRED
 
@@ -171,6 +172,24 @@ def test_a_change_whose_answer_is_lost_is_made_once() -> None:
         assert metadata.happened[ANSWERS_LOST] > 0
 
     in_ensemble(lose)
+
+
+def test_a_read_that_shows_an_old_value_is_noticed() -> None:
+    async def read(metadata: MetadataEnsemble) -> None:
+        async with process(metadata, "b1") as one, process(metadata, "b2") as late:
+            metadata._connections[-1].fall_behind()
+            version = await one.put("row", b"x")
+            await late.get("row")
+            await late.list("")
+            assert metadata.reads.old == []
+            version = await one.put("row", b"y", expected=version)
+            with read_without_sync():
+                await late.get("row")
+                await late.list("")
+        told = f"row had version {version}, and was read in version"
+        assert [each.rpartition(" ")[0] for each in metadata.reads.old] == [told, told]
+
+    in_ensemble(read)
 
 
 def test_clients_of_such_a_seed_ask_bookies() -> None:

@@ -20,6 +20,9 @@ ENSEMBLE = "ZooKeeper"
 READ_ERRORS = "read errors"
 SESSIONS_EXPIRED = "ZooKeeper sessions expired"
 ANSWERS_LOST = "answers to multis lost"
+LAG = "old reads"
+LAG_SHARE = 0.5
+"""of the seeds with ZooKeeper has servers that lag"""
 
 
 class Clock(msgspec.Struct, frozen=True):
@@ -54,6 +57,8 @@ def draw_troubles(
             steps += draw(chance, bookies, clients)
             if kind == "clocks":
                 clocks = _draw_clocks(chance, [*bookies, *clients])
+    if ENSEMBLE in kinds and LAG not in HELD_BACK[world]:
+        kinds += [LAG] if random.Random(f"{LAG} in {seed}").random() < LAG_SHARE else []
     return Troubles(kinds, clocks), steps
 
 
@@ -266,5 +271,7 @@ OF_ITS_OWN = {
 def expected(world: str) -> set[str]:
     """Return the kinds that must have an effect in a campaign of many seeds."""
     kinds = set(TROUBLES[world]) - HELD_BACK[world] | OF_ITS_OWN.get(world, set())
-    kinds |= {SESSIONS_EXPIRED, ANSWERS_LOST} if ENSEMBLE in kinds else set()
+    kinds |= (
+        {SESSIONS_EXPIRED, ANSWERS_LOST, LAG} - HELD_BACK[world] if ENSEMBLE in kinds else set()
+    )
     return kinds - {"disks"} | {"slow disks", "disks that hang"} if "disks" in kinds else kinds

@@ -44,7 +44,7 @@ class Loss(enum.Enum):
 
 
 @dataclass
-class _Znode:
+class Znode:
     data: bytes
     created: int
     modified: int
@@ -59,7 +59,7 @@ class _Change(NamedTuple):
     """What a multi changed: its nodes as they were *before*; None: there was none."""
 
     zxid: int
-    before: dict[str, _Znode | None]
+    before: dict[str, Znode | None]
     touched: list[str]
 
 
@@ -73,13 +73,13 @@ class MemoryEnsemble:
     """The nodes, and the sessions that are alive. *wall_ms* is the leader's clock."""
 
     def __init__(self, wall_ms: Callable[[], int] = lambda: 1_700_000_000_000) -> None:
-        self.nodes = {"/": _Znode(b"", 0, 0)}
+        self.nodes = {"/": Znode(b"", 0, 0)}
         self.zxid = 0
         self.wall_ms = wall_ms
         self.sessions: set[int] = set()
         self.watches: dict[str, list[tuple[MemoryConnection, Callable[[], None]]]] = {}
         self._last_session = 0
-        self._before: dict[str, _Znode | None] = {}
+        self._before: dict[str, Znode | None] = {}
         self._lagging: dict[MemoryConnection, int] = {}
         """connections whose servers lag, each with the zxid up to which its own sees"""
         self._unseen: deque[_Change] = deque()
@@ -144,7 +144,7 @@ class MemoryEnsemble:
     def lags(self, connection: MemoryConnection) -> bool:
         return connection in self._lagging
 
-    def seen_by(self, connection: MemoryConnection, path: str) -> _Znode | None:
+    def seen_by(self, connection: MemoryConnection, path: str) -> Znode | None:
         """Return a node as the server of *connection* has it."""
         seen = self._lagging.get(connection, self.zxid)
         for change in self._unseen:
@@ -215,7 +215,7 @@ class MemoryEnsemble:
         owner = session if op.ephemeral else 0
         self._keep(path)
         self._keep(folder)
-        self.nodes[path] = _Znode(op.data, self.zxid, self.zxid, owner, modified_ms=self.wall_ms())
+        self.nodes[path] = Znode(op.data, self.zxid, self.zxid, owner, modified_ms=self.wall_ms())
         above = self.nodes[folder]
         above.children.add(name)
         above.made += 1
@@ -332,7 +332,7 @@ class MemoryConnection:
         await self._reach_to_read(fresh=fresh)
         found: list[Node | None] = []
         for path in paths:
-            node = self.ensemble.seen_by(self, path)
+            node = self._see(path)
             stat = stat_of(node)
             found.append(None if node is None or stat is None else (node.data, stat))
         self.after_read(paths)
@@ -343,7 +343,7 @@ class MemoryConnection:
     ) -> list[Stat | None]:
         await self._reach_to_read(fresh=fresh)
         self._watch(paths, watch)
-        found = [stat_of(self.ensemble.seen_by(self, path)) for path in paths]
+        found = [stat_of(self._see(path)) for path in paths]
         self.after_read(paths)
         return found
 
@@ -354,7 +354,7 @@ class MemoryConnection:
         self._watch(paths, watch)
         found: list[Folder | None] = []
         for path in paths:
-            node = self.ensemble.seen_by(self, path)
+            node = self._see(path)
             stat = stat_of(node)
             names = sorted(node.children, reverse=True) if node else []
             found.append(None if stat is None else (names, stat))
@@ -386,6 +386,9 @@ class MemoryConnection:
             await trio.sleep_forever()
         await self.connected()
 
+    def _see(self, path: str) -> Znode | None:
+        return self.ensemble.seen_by(self, path)
+
     async def _reach_to_read(self, *, fresh: bool) -> None:
         await self._reach()
         if fresh:
@@ -405,7 +408,7 @@ class MemoryConnection:
         self._news = trio.Event()
 
 
-def stat_of(node: _Znode | None) -> Stat | None:
+def stat_of(node: Znode | None) -> Stat | None:
     """Return what ZooKeeper tells of a node beside its data."""
     if node is None:
         return None
