@@ -3,7 +3,7 @@
 The first of these that is given names the cluster: --cluster or --profile, QUIRE_CLUSTER,
 QUIRE_PROFILE; else it is the command's default. ``quire --profile prod read ...`` and
 ``quire read --profile prod ...`` mean the same, and so with --cluster; of two, the one behind the
-command counts.
+command counts. Benchmarks leave out the environment.
 """
 
 from __future__ import annotations
@@ -63,6 +63,14 @@ def check_exists(context: click.Context, parameter: click.Parameter, url: str | 
     return url
 
 
+def _choose_given(context: click.Context, parameter: click.Parameter, url: str) -> str:
+    """Choose among what the command line names: a profile of the environment does not count."""
+    _name, is_given = context.meta.get(_PROFILE, ("", False))
+    if not is_given:
+        context.meta.pop(_PROFILE, None)
+    return _choose(context, parameter, url)
+
+
 def _choose(context: click.Context, parameter: click.Parameter, url: str) -> str:
     url = _chosen(context, parameter, url)
     check_exists(context, parameter, url)
@@ -93,6 +101,10 @@ def _is_given(context: click.Context, parameter: click.Parameter) -> bool:
     return context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
 
 
+_PROFILE_TEXT = (
+    "Cluster, user, password file and certificates from this table of "
+    "~/.config/quire/profiles.toml."
+)
 profile = click.option(
     "--profile",
     envvar="QUIRE_PROFILE",
@@ -100,8 +112,7 @@ profile = click.option(
     is_eager=True,  # before --cluster, which looks at it
     expose_value=False,
     callback=_note_profile,
-    help="Cluster, user, password file and certificates from this table of "
-    "~/.config/quire/profiles.toml. QUIRE_PROFILE sets it too.",
+    help=f"{_PROFILE_TEXT} QUIRE_PROFILE sets it too.",
 )
 """For a command, or for a group: its commands then have it."""
 
@@ -128,3 +139,21 @@ def cluster(*, default: str, text: str) -> Callable[[FC], FC]:
         help=text,
     )
     return lambda decorated: option(profile(decorated))
+
+
+def given_cluster(*, text: str) -> Callable[[FC], FC]:
+    """Return the decorator that adds both options for a command that puts a load on a cluster.
+
+    Only the command line names that cluster, as QUIRE_CLUSTER and QUIRE_PROFILE are set for other
+    commands. The URL is "" if it names none.
+    """
+    option = click.option("--cluster", default="", metavar="URL", callback=_choose_given, help=text)
+    given_profile = click.option(
+        "--profile",
+        metavar="NAME",
+        is_eager=True,
+        expose_value=False,
+        callback=_note_profile,
+        help=_PROFILE_TEXT,
+    )
+    return lambda decorated: option(given_profile(decorated))

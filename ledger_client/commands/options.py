@@ -426,8 +426,8 @@ floor_size = click.option(
     show_default=True,
     help="Bytes to write and read when measuring the disk itself.",
 )
-measured_cluster = cluster_options.cluster(
-    default="", text="Cluster to measure; by default a temporary one."
+measured_cluster = cluster_options.given_cluster(
+    text="Cluster to measure; by default a temporary one. QUIRE_CLUSTER does not set it."
 )
 bookies = click.option(
     "--bookies",

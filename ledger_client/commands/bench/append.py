@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -11,11 +13,12 @@ import click
 import msgspec
 import trio
 
-from ledger_client.client import connect
+from ledger_client.client import Client, connect
 from ledger_client.commands import options
 from ledger_client.commands.bench import usage
 from ledger_client.commands.bench.disk import Floor, measure_floor
 from ledger_client.commands.bench.load import (
+    CHANGES_MAX,
     OUTSTANDING,
     Load,
     Percentiles,
@@ -27,11 +30,14 @@ from ledger_client.commands.bench.usage import counter_total
 from ledger_client.commands.options import NewLedger, Quorums, fill_quorums
 from ledger_client.commands.outcome import finish
 from ledger_client.commands.sandbox import Bookie, open_sandbox
+from ledger_client.errors import LedgerError
+from ledger_client.ledgers.writer import LedgerWriter
 
 MEMTABLE_SIZE = 64 << 20
 TURNS = 13
 RECORD_OVERHEAD = 30
 MANY_LEDGERS_BATCH = 64
+DELETE_S = 10.0
 
 
 class AppendPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,8 +147,9 @@ def append(
 ) -> None:
     """Append entries, each acknowledged after fdatasync.
 
-    Starts a temporary cluster unless --cluster is given. Latencies are those of whole calls;
-    with --rate they count from the moment when the call was due.
+    Starts a temporary cluster unless --cluster is given, where the ledgers are deleted at the end.
+    Latencies are those of whole calls; with --rate they count from the moment when the call was
+    due.
     """
     if not pipelined:
         batch, outstanding = 1, 1
@@ -202,14 +209,56 @@ async def _measure_cluster(
     )
 
 
+@asynccontextmanager
+async def _ledgers(
+    client: Client, plan: AppendPlan, count: int
+) -> AsyncGenerator[list[LedgerWriter]]:
+    """Create *count* ledgers; at the end, delete them if the cluster stays."""
+    new = NewLedger(quorums=plan.quorums)
+    created: set[int] = set()
+
+    @asynccontextmanager
+    async def create() -> AsyncGenerator[LedgerWriter]:
+        async with new.create(client.ledgers.create) as ledger:
+            created.add(ledger.id)
+            yield ledger
+
+    try:
+        async with open_ledgers(create, count) as opened:
+            yield opened
+    finally:
+        if plan.cluster:
+            with trio.CancelScope(shield=True):
+                await _delete(client, created)
+
+
+async def _delete(client: Client, ledger_ids: set[int]) -> None:
+    """Delete these ledgers, and name those that are left after DELETE_S."""
+    limiter = trio.CapacityLimiter(CHANGES_MAX)
+    left = set(ledger_ids)
+
+    async def delete(ledger_id: int) -> None:
+        async with limiter:
+            with suppress(LedgerError):  # it is named below
+                await client.ledgers.delete(ledger_id)
+                left.remove(ledger_id)
+
+    with trio.move_on_after(DELETE_S):
+        async with trio.open_nursery() as nursery:
+            for ledger_id in ledger_ids:
+                nursery.start_soon(delete, ledger_id)
+    if left:
+        named = " ".join(map(str, sorted(left)))
+        click.echo(f"quire: not deleted, see `quire ledger delete --help`: {named}", err=True)
+
+
 async def _run(
     plan: AppendPlan, cluster: str, bookies: list[Bookie], *, ledgers: int
 ) -> AppendFigures:
     processes = [bookie.process_id for bookie in bookies]
-    new = NewLedger(quorums=plan.quorums)
     async with (
         connect(cluster) as client,
-        open_ledgers(partial(new.create, client.ledgers.create), ledgers) as opened,
+        _ledgers(client, plan, ledgers) as opened,
     ):
         client_cpu_s, bookie_cpu_s = time.process_time(), usage.cpu_s(processes)
         flushes = await counter_total(bookies, "flushes")
