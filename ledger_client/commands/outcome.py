@@ -103,6 +103,23 @@ async def finish(work: Callable[[], Awaitable[T]]) -> T:
     return results[0]
 
 
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the block as Ctrl-C does, once each; for work without trio."""
+
+    def end(number: int, _frame: object) -> None:
+        signal.signal(number, signal.SIG_IGN)  # the block is already cleaning up
+        raise KeyboardInterrupt
+
+    others = [number for number in _signals() if number != signal.SIGINT]
+    kept = {number: signal.signal(number, end) for number in others}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
 def _signals() -> list[signal.Signals]:
     """Return the signals that end a command; under nohup, SIGHUP is none of them."""
     hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]

@@ -16,7 +16,7 @@ import trio
 from ledger_client.client import Client, connect
 from ledger_client.commands import options
 from ledger_client.commands.bench import usage
-from ledger_client.commands.bench.disk import Floor, measure_floor
+from ledger_client.commands.bench.disk import Floor, floor_of
 from ledger_client.commands.bench.load import (
     CHANGES_MAX,
     OUTSTANDING,
@@ -184,7 +184,7 @@ def _entries_for(entry_size: int, pipelined: bool, seconds: float) -> int:
 
 
 async def _measure(plan: AppendPlan) -> AppendResult:
-    floor = await trio.to_thread.run_sync(measure_floor, plan.folder, plan.floor_size)
+    floor = await floor_of(plan.folder, plan.floor_size)
     if plan.cluster:
         return await _measure_cluster(plan, floor, plan.cluster, [])
     async with open_sandbox(plan.bookies, parent=plan.folder) as sandbox:

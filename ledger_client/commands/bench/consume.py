@@ -18,7 +18,7 @@ from ledger_client.client import Client, connect
 from ledger_client.commands import options
 from ledger_client.commands.bench import usage
 from ledger_client.commands.bench.comparison import GroupResult, describe
-from ledger_client.commands.bench.disk import Floor, measure_floor
+from ledger_client.commands.bench.disk import Floor, floor_of
 from ledger_client.commands.bench.group import Access, GroupPlan, measure_group
 from ledger_client.commands.bench.load import Percentiles, Samples, send_many
 from ledger_client.commands.metrics_page import metrics_page, metrics_port
@@ -186,7 +186,7 @@ def _messages(size: int, *, group: bool) -> int:
 
 
 async def _measure_group(plan: ConsumePlan) -> GroupResult:
-    floor = await trio.to_thread.run_sync(measure_floor, plan.folder, plan.floor_size)
+    floor = await floor_of(plan.folder, plan.floor_size)
     async with (
         open_sandbox(plan.bookies, parent=plan.folder) as sandbox,
         connect(sandbox.cluster) as client,
@@ -203,7 +203,7 @@ async def _measure_group(plan: ConsumePlan) -> GroupResult:
 
 
 async def _measure(plan: ConsumePlan) -> ConsumeResult:
-    floor = await trio.to_thread.run_sync(measure_floor, plan.folder, plan.floor_size)
+    floor = await floor_of(plan.folder, plan.floor_size)
     async with (
         open_sandbox(plan.bookies, parent=plan.folder) as sandbox,
         connect(sandbox.cluster) as client,

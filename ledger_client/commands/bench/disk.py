@@ -14,14 +14,18 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import click
 import msgspec
+import trio
 
 from ledger_client.commands import options
 from ledger_client.commands.bench.load import Percentiles, Samples
 from ledger_client.commands.options import SizeParam
+from ledger_client.commands.outcome import finish
 
 BLOCK_SIZE = 4096
 GROUP_SIZES = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
@@ -29,6 +33,8 @@ READ_SIZE = 4 << 20
 SYNCS = 1000
 SPARED_SIZE = 64 << 20
 """Bytes to leave free on the disk."""
+Check = Callable[[], object]
+"""Raises to end the measurement."""
 
 
 class GroupFloor(msgspec.Struct, frozen=True):
@@ -54,8 +60,16 @@ class Floor(msgspec.Struct, frozen=True):
         return max(group.mb_per_s for group in self.groups)
 
 
-def measure_floor(folder: Path, size: int) -> Floor:
+async def floor_of(folder: Path, size: int) -> Floor:
+    """Measure the floor in a thread, which ends soon after a cancellation; see measure_floor()."""
+    measure = partial(measure_floor, check=trio.from_thread.check_cancelled)
+    return await trio.to_thread.run_sync(measure, folder, size)
+
+
+def measure_floor(folder: Path, size: int, *, check: Check = lambda: None) -> Floor:
     """Write and read *size* bytes in a temporary file in *folder*. Blocks.
+
+    *check* is called before each access to the disk. The file is gone also if that raises.
 
     Raises:
         OSError: no access, or too little free space, which is checked first.
@@ -68,16 +82,17 @@ def measure_floor(folder: Path, size: int) -> Floor:
     with tempfile.TemporaryDirectory(dir=folder, prefix="quire-floor-") as scratch:
         buffer = mmap.mmap(-1, GROUP_SIZES[-1])  # page-aligned, as O_DIRECT needs it
         buffer.write(os.urandom(GROUP_SIZES[-1]))
-        return _measure(Path(scratch) / "floor", memoryview(buffer), size)
+        return _measure(Path(scratch) / "floor", memoryview(buffer), size, check)
 
 
-def _measure(path: Path, buffer: memoryview, size: int) -> Floor:
+def _measure(path: Path, buffer: memoryview, size: int, check: Check) -> Floor:
     descriptor, direct = _open_direct(path)
+    write = partial(_write_groups, descriptor, check=check)
     try:
-        _fill_with_zeros(path, size)
-        sync = _write_groups(descriptor, buffer[:BLOCK_SIZE], min(SYNCS * BLOCK_SIZE, size))
-        groups = [_write_groups(descriptor, buffer[:group], size) for group in GROUP_SIZES]
-        read_mb_per_s = _read(descriptor, buffer[:READ_SIZE], size)
+        _fill_with_zeros(path, size, check)
+        sync = write(buffer[:BLOCK_SIZE], min(SYNCS * BLOCK_SIZE, size))
+        groups = [write(buffer[:group], size) for group in GROUP_SIZES]
+        read_mb_per_s = _read(descriptor, buffer[:READ_SIZE], size, check)
     finally:
         os.close(descriptor)
     return Floor(sync, groups, read_mb_per_s, direct)
@@ -93,19 +108,21 @@ def _open_direct(path: Path) -> tuple[int, bool]:
         return os.open(path, flags, 0o600), False  # tmpfs and the like lack O_DIRECT
 
 
-def _fill_with_zeros(path: Path, size: int) -> None:
+def _fill_with_zeros(path: Path, size: int, check: Check) -> None:
     zeros = bytes(GROUP_SIZES[-1])
     with path.open("r+b") as file:
         for _ in range(size // len(zeros)):
+            check()
             file.write(zeros)
-        file.flush()
-        os.fsync(file.fileno())
+            file.flush()
+            os.fsync(file.fileno())  # a single one at the end could take minutes
 
 
-def _write_groups(descriptor: int, group: memoryview, size: int) -> GroupFloor:
+def _write_groups(descriptor: int, group: memoryview, size: int, *, check: Check) -> GroupFloor:
     samples = Samples()
     started = before = time.perf_counter()
     for offset in range(0, size, len(group)):
+        check()
         os.pwrite(descriptor, group, offset)
         os.fdatasync(descriptor)
         after = time.perf_counter()
@@ -114,10 +131,11 @@ def _write_groups(descriptor: int, group: memoryview, size: int) -> GroupFloor:
     return GroupFloor(len(group), _mb_per_s(size, before - started), samples.percentiles())
 
 
-def _read(descriptor: int, buffer: memoryview, size: int) -> float:
+def _read(descriptor: int, buffer: memoryview, size: int, check: Check) -> float:
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     started = time.perf_counter()
     for offset in range(0, size, len(buffer)):
+        check()
         os.preadv(descriptor, [buffer], offset)
     return _mb_per_s(size, time.perf_counter() - started)
 
@@ -146,7 +164,8 @@ def disk(folder: Path | None, size: int, as_json: bool) -> None:
     Aligned writes past the page cache into a zero-filled file, one fdatasync per group; then
     one sequential read.
     """
-    floor = measure_floor(folder or Path(tempfile.gettempdir()), size)
+    below = folder or Path(tempfile.gettempdir())
+    floor = trio.run(finish, partial(floor_of, below, size))
     click.echo(msgspec.json.encode(floor).decode() if as_json else describe(floor))
 
 

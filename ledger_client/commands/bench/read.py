@@ -16,7 +16,7 @@ import trio
 from ledger_client.client import Client, connect
 from ledger_client.commands import options
 from ledger_client.commands.bench import usage
-from ledger_client.commands.bench.disk import Floor, measure_floor
+from ledger_client.commands.bench.disk import Floor, floor_of
 from ledger_client.commands.bench.load import Load, Percentiles, Samples, apply_load, batch_for
 from ledger_client.commands.bench.usage import counter_total
 from ledger_client.commands.options import SizeParam
@@ -115,7 +115,7 @@ def read(
 
 
 async def _measure(plan: ReadPlan) -> ReadResult:
-    floor = await trio.to_thread.run_sync(measure_floor, plan.folder, plan.floor_size)
+    floor = await floor_of(plan.folder, plan.floor_size)
     async with (
         open_sandbox(plan.bookies, parent=plan.folder) as sandbox,
         connect(sandbox.cluster) as client,

@@ -15,7 +15,7 @@ import trio
 from ledger_client.client import Client, connect
 from ledger_client.commands import options
 from ledger_client.commands.bench import usage
-from ledger_client.commands.bench.disk import Floor, measure_floor
+from ledger_client.commands.bench.disk import Floor, floor_of
 from ledger_client.commands.bench.load import send_many
 from ledger_client.commands.outcome import finish
 from ledger_client.commands.sandbox import open_sandbox
@@ -100,7 +100,7 @@ def replay(
 async def _measure(plan: ReplayPlan) -> ReplayResult:
     import pyarrow  # noqa: F401 - keeps its import out of the measurement
 
-    floor = await trio.to_thread.run_sync(measure_floor, plan.folder, plan.floor_size)
+    floor = await floor_of(plan.folder, plan.floor_size)
     async with (
         open_sandbox(plan.bookies, parent=plan.folder) as sandbox,
         connect(sandbox.cluster) as client,

@@ -23,6 +23,7 @@ import trio
 from ledger_client.client import connect
 from ledger_client.commands import options
 from ledger_client.commands.bench.usage import Residence
+from ledger_client.commands.outcome import interruptible
 from ledger_client.commands.sandbox import open_sandbox
 from ledger_client.portal import Portal
 from ledger_client.spark import open_session
@@ -112,7 +113,8 @@ def spark(*, messages: int | None, folder: Path | None, as_json: bool, **argumen
         "folder": folder or Path(tempfile.gettempdir()),
     }
     plan = msgspec.convert(fields, SparkPlan, dec_hook=lambda _kind, value: value)
-    result = _measure(plan)
+    with interruptible():
+        result = _measure(plan)
     click.echo(msgspec.json.encode(result).decode() if as_json else _describe(result))
 
 
