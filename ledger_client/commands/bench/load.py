@@ -88,10 +88,14 @@ class _Work:
         self._started = time.perf_counter()
 
     async def run(self) -> None:
-        while self._taken < self._batches and not self._is_late():
+        while self._taken < self._batches:
             number = self._taken
+            due = self._due_at(number)
+            if number and self._is_over(due):
+                return
             self._taken += 1
-            due = await self._wait_until_due(number)
+            if (wait_s := due - time.perf_counter()) > 0:
+                await trio.sleep(wait_s)
             ledger = self._ledgers[number % len(self._ledgers)]
             if self._load.batch == 1:
                 await ledger.append(self._payloads[0])
@@ -107,18 +111,16 @@ class _Work:
             latency=self._samples.percentiles(),
         )
 
-    def _is_late(self) -> bool:
-        elapsed = time.perf_counter() - self._started
-        return 0 < self._load.seconds < elapsed
-
-    async def _wait_until_due(self, number: int) -> float:
-        now = time.perf_counter()
+    def _due_at(self, number: int) -> float:
         if not self._load.rate:
-            return now
-        due = self._started + number * self._load.batch / self._load.rate
-        if due > now:
-            await trio.sleep(due - now)
-        return due
+            return time.perf_counter()
+        return self._started + number * self._load.batch / self._load.rate
+
+    def _is_over(self, due: float) -> bool:
+        """Return True if a batch that is due then is not to be sent any more."""
+        if not self._load.seconds:
+            return False
+        return max(due, time.perf_counter()) > self._started + self._load.seconds
 
 
 # --- Latencies --------------------------------------------------------------------------
