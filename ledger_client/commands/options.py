@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import math
 import re
 import textwrap
 import time
@@ -49,11 +50,15 @@ _SIZE = re.compile(r"(\d{1,18})([A-Za-z]*)")
 
 
 class SizeParam(click.ParamType[int]):
-    """A size in bytes such as 100, 64KiB or 100MB; *unlimited* allows -1 and "unlimited"."""
+    """A size in bytes such as 100, 64KiB or 100MB, at least *lowest*.
+
+    *unlimited* allows -1 and "unlimited".
+    """
 
     name = "size"
 
-    def __init__(self, *, unlimited: bool = False) -> None:
+    def __init__(self, *, lowest: int = 0, unlimited: bool = False) -> None:
+        self._lowest = lowest
         self._unlimited = unlimited
 
     def convert(
@@ -67,7 +72,10 @@ class SizeParam(click.ParamType[int]):
         if found is None or found[2].upper() not in _UNITS:
             more = ", or -1 for no limit" if self._unlimited else ""
             self.fail(f"{value!r} is not a size; write 4096, 100MB or 64KiB{more}", param, ctx)
-        return int(found[1]) * _UNITS[found[2].upper()]
+        size = int(found[1]) * _UNITS[found[2].upper()]
+        if size < self._lowest:
+            self.fail(f"{value!r} is less than {size_text(self._lowest)}", param, ctx)
+        return size
 
 
 def size_text(size: int) -> str:
@@ -79,6 +87,19 @@ def size_text(size: int) -> str:
         if size > 0 and factor > 1 and size % factor == 0:
             return f"{size // factor}{unit}"
     return str(size)
+
+
+class FiniteRange(click.FloatRange):
+    """A FloatRange without infinity, and without NaN, which no bound excludes."""
+
+    def convert(
+        self, value: float, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Parse a finite number within the bounds."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
 
 
 # --- durations and points in time -------------------------------------------------------
@@ -438,7 +459,7 @@ bookies = click.option(
 )
 entry_size = click.option(
     "--entry-size",
-    type=SizeParam(),
+    type=SizeParam(lowest=1),
     default="1KiB",
     show_default=True,
     help="Bytes of each payload.",
@@ -473,7 +494,7 @@ compression = click.option(
 )
 send_rate = click.option(
     "--rate",
-    type=click.FloatRange(1),
+    type=FiniteRange(1),
     default=1000.0,
     show_default=True,
     help="Messages a second of the sends at a fixed rate.",
@@ -481,7 +502,7 @@ send_rate = click.option(
 send_seconds = click.option(
     "--rate-seconds",
     "rate_s",
-    type=float,
+    type=FiniteRange(0),
     default=5.0,
     show_default=True,
     help="Duration of the sends at a fixed rate.",

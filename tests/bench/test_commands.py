@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 from processes import is_silent, quire
 
+from ledger_client.__main__ import quire as quire_command
+from ledger_client.commands.outcome import conclude
+
 SMALL: dict[str | float, list[str]] = {
     "disk": ["--bytes", "16MiB"],
     "append": ["--floor-bytes", "16MiB"],
@@ -115,6 +118,37 @@ def test_what_is_no_size_is_refused(size: str) -> None:
     done = quire("bench", "disk", "--bytes", size)
     assert done.returncode == 2
     assert b"is not a size" in done.stderr or b"No such option" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "bench append --entries -5 --ledgers 2",
+        "bench append --entries 0",
+        "bench append --ensemble 0",
+        "bench append --write-quorum 0",
+        "bench append --ack-quorum 0",
+        "bench append --entry-size 0",
+        "bench append --rate -50",
+        "bench append --rate inf",
+        "bench append --seconds -1",
+        "bench append --seconds nan",
+        "bench read --entry-size 0",
+        "bench read --bytes 1KiB --entry-size 2KiB",
+        "bench produce --rate-seconds nan",
+        "bench produce --rate-seconds -3",
+        "bench produce --rate nan",
+        "bench consume --idle-seconds nan",
+        "bench order --seconds nan",
+        "bench failover --seconds nan",
+        "tso bench --seconds nan",
+    ],
+)
+def test_what_cannot_be_measured_is_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert conclude(quire_command, words.split()) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "Invalid value for '--" in err
 
 
 def test_more_than_fits_the_disk_is_refused_before_it_is_written(tmp_path: Path) -> None:

@@ -91,23 +91,36 @@ class AppendResult(msgspec.Struct, frozen=True, kw_only=True):
 @options.measured_cluster
 @options.bookies
 @click.option(
-    "--ensemble", type=int, show_default="all bookies", help="Bookies that hold each ledger."
+    "--ensemble",
+    type=click.IntRange(1, 64),
+    show_default="all bookies",
+    help="Bookies that hold each ledger.",
 )
-@click.option("--write-quorum", type=int, show_default="the ensemble", help="Copies of each entry.")
+@click.option(
+    "--write-quorum",
+    type=click.IntRange(1, 64),
+    show_default="the ensemble",
+    help="Copies of each entry.",
+)
 @click.option(
     "--ack-quorum",
-    type=int,
+    type=click.IntRange(1, 64),
     show_default="more than half of the write quorum",
     help="Copies that must be durable before the acknowledgement.",
 )
 @options.entry_size
 @click.option(
     "--entries",
-    type=int,
+    type=click.IntRange(1),
     show_default=f"what fills the memtable {TURNS} times",
     help="Entries to append in total.",
 )
-@click.option("--seconds", type=float, default=0.0, help="Stop after this many seconds.")
+@click.option(
+    "--seconds",
+    type=options.FiniteRange(0),
+    default=0.0,
+    help="Stop after this many seconds; 0 for no limit.",
+)
 @click.option(
     "--ledgers", type=click.IntRange(1), default=1, help="Number of ledgers, written in turn."
 )
@@ -121,7 +134,10 @@ class AppendResult(msgspec.Struct, frozen=True, kw_only=True):
 )
 @click.option("--pipelined/--synchronous", default=True, help="Send ahead, or wait for each entry.")
 @click.option(
-    "--rate", type=float, default=0.0, help="Entries to send a second; 0 for as many as possible."
+    "--rate",
+    type=options.FiniteRange(0),
+    default=0.0,
+    help="Entries to send a second; 0 for as many as possible.",
 )
 @options.folder
 @options.floor_size
@@ -155,14 +171,16 @@ def append(
         batch, outstanding = 1, 1
     elif batch is None:
         batch = batch_for(entry_size) if ledgers == 1 else MANY_LEDGERS_BATCH
+    if entries is None:
+        entries = _entries_for(entry_size, pipelined, seconds)
     plan = AppendPlan(
         cluster=cluster,
         bookies=bookies,
-        quorums=fill_quorums(ensemble or bookies, write_quorum, ack_quorum),
+        quorums=fill_quorums(bookies if ensemble is None else ensemble, write_quorum, ack_quorum),
         ledgers=ledgers,
         load=Load(
             entry_size=entry_size,
-            entries=entries or _entries_for(entry_size, pipelined, seconds),
+            entries=entries,
             batch=batch,
             outstanding=outstanding,
             rate=rate,

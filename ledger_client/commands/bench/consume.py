@@ -142,7 +142,7 @@ class ConsumeResult(msgspec.Struct, frozen=True, kw_only=True):
 @click.option(
     "--idle-seconds",
     "idle_s",
-    type=click.FloatRange(0.1),
+    type=options.FiniteRange(0.1),
     default=60.0,
     show_default=True,
     help="With --group: how long the processor time of waiting is measured.",

@@ -72,7 +72,7 @@ class FailoverResult(msgspec.Struct, frozen=True, kw_only=True):
 @options.entry_size
 @click.option(
     "--seconds",
-    type=click.FloatRange(0.1),
+    type=options.FiniteRange(0.1),
     default=3.0,
     show_default=True,
     help="Duration of each of the three phases.",

@@ -121,14 +121,14 @@ class OrderResult(msgspec.Struct, frozen=True, kw_only=True):
 )
 @click.option(
     "--rate",
-    type=click.FloatRange(0.1),
+    type=options.FiniteRange(0.1),
     default=10.0,
     show_default=True,
     help="Messages a second of each of them.",
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(0.1),
+    type=options.FiniteRange(0.1),
     default=20.0,
     show_default=True,
     help="How long lags are measured.",
@@ -143,7 +143,7 @@ class OrderResult(msgspec.Struct, frozen=True, kw_only=True):
 @click.option(
     "--idle-seconds",
     "idle_s",
-    type=click.FloatRange(0.1),
+    type=options.FiniteRange(0.1),
     default=20.0,
     show_default=True,
     help="How long the processor time of these is measured.",

@@ -100,6 +100,8 @@ def read(
     Starts a temporary cluster. Latencies are those of batches, or of single reads with
     --order random.
     """
+    if size < entry_size:
+        raise click.BadParameter("less than one entry of --entry-size", param_hint="'--bytes'")
     plan = ReadPlan(
         sequential=order == "sequential",
         entry_size=entry_size,
@@ -128,11 +130,9 @@ async def _measure(plan: ReadPlan) -> ReadResult:
 
 async def _fill(client: Client, plan: ReadPlan) -> int:
     """Write the ledger; return its id."""
-    load = Load(
-        entry_size=plan.entry_size,
-        entries=plan.size // plan.entry_size,
-        batch=batch_for(plan.entry_size),
-    )
+    entries = plan.size // plan.entry_size
+    batch = min(batch_for(plan.entry_size), entries)
+    load = Load(entry_size=plan.entry_size, entries=entries, batch=batch)
     async with client.ledgers.create(plan.bookies, plan.bookies, plan.bookies) as ledger:
         await apply_load([ledger], load)
     return ledger.id
@@ -158,7 +158,7 @@ async def _read(
         order="sequential" if plan.sequential else "random",
         entries=entries,
         entry_size=plan.entry_size,
-        ledger_bytes=plan.size,
+        ledger_bytes=(reader.last_confirmed + 1) * plan.entry_size,
         seconds=round(seconds, 3),
         entries_per_s=round(entries / seconds, 1),
         mb_per_s=mb_per_s,

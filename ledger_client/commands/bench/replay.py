@@ -148,7 +148,8 @@ async def _fill(client: Client, plan: ReplayPlan) -> None:
         part = 10_000
         values = [os.urandom(plan.message_size)] * part
         for start in range(0, plan.messages, part):
-            await producer.send_many(values, event_times=list(range(start, start + part)))
+            times = list(range(start, min(start + part, plan.messages)))
+            await producer.send_many(values[: len(times)], event_times=times)
 
 
 def _describe(result: ReplayResult) -> str:

@@ -65,7 +65,7 @@ class OracleResult(msgspec.Struct, frozen=True, kw_only=True):
     help="Timestamps in one request of these tasks.",
 )
 @click.option(
-    "--seconds", type=click.FloatRange(0.1), default=3.0, show_default=True, help="Per phase."
+    "--seconds", type=options.FiniteRange(0.1), default=3.0, show_default=True, help="Per phase."
 )
 @options.as_json
 def bench(
