@@ -16,7 +16,7 @@ import trio
 from ledger_client.client import Client, connect
 from ledger_client.commands import options
 from ledger_client.commands.bench import usage
-from ledger_client.commands.bench.disk import Floor, floor_of
+from ledger_client.commands.bench.disk import Floor, floor_of, foreign_disk
 from ledger_client.commands.bench.load import (
     CHANGES_MAX,
     OUTSTANDING,
@@ -38,6 +38,7 @@ TURNS = 13
 RECORD_OVERHEAD = 30
 MANY_LEDGERS_BATCH = 64
 DELETE_S = 10.0
+ENSEMBLE_MAX = 64
 
 
 class AppendPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,15 +46,28 @@ class AppendPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     cluster: str
     bookies: int
-    quorums: Quorums
+    ensemble: int | None
+    write_quorum: int | None
+    ack_quorum: int | None
     ledgers: int
     load: Load
     folder: Path
     floor_size: int
 
 
+class Measured(msgspec.Struct, frozen=True):
+    """The cluster, with those of its bookies that run here: none if it is not a sandbox."""
+
+    cluster: str
+    bookies: list[Bookie]
+    quorums: Quorums
+
+
 class AppendFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Measurements of one load. MB are 10^6 payload bytes; CPU is user and system time."""
+    """Measurements of one load. MB are 10^6 payload bytes; CPU is user and system time.
+
+    Figures of bookies are `None` unless they run here.
+    """
 
     entries: int
     entry_size: int
@@ -62,12 +76,12 @@ class AppendFigures(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     entries_per_s: float
     mb_per_s: float
-    memtable_turns: float
+    memtable_turns: float | None
     """flushes to entry logs meanwhile, per bookie"""
     latency: Percentiles
     client_cpu_s: float
-    bookie_cpu_s: float
-    bookie_rss_max_mib: list[float]
+    bookie_cpu_s: float | None
+    bookie_rss_max_mib: list[float] | None
 
 
 class AppendResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,19 +106,19 @@ class AppendResult(msgspec.Struct, frozen=True, kw_only=True):
 @options.bookies
 @click.option(
     "--ensemble",
-    type=click.IntRange(1, 64),
+    type=click.IntRange(1, ENSEMBLE_MAX),
     show_default="all bookies",
     help="Bookies that hold each ledger.",
 )
 @click.option(
     "--write-quorum",
-    type=click.IntRange(1, 64),
+    type=click.IntRange(1, ENSEMBLE_MAX),
     show_default="the ensemble",
     help="Copies of each entry.",
 )
 @click.option(
     "--ack-quorum",
-    type=click.IntRange(1, 64),
+    type=click.IntRange(1, ENSEMBLE_MAX),
     show_default="more than half of the write quorum",
     help="Copies that must be durable before the acknowledgement.",
 )
@@ -176,7 +190,9 @@ def append(
     plan = AppendPlan(
         cluster=cluster,
         bookies=bookies,
-        quorums=fill_quorums(bookies if ensemble is None else ensemble, write_quorum, ack_quorum),
+        ensemble=ensemble,
+        write_quorum=write_quorum,
+        ack_quorum=ack_quorum,
         ledgers=ledgers,
         load=Load(
             entry_size=entry_size,
@@ -202,26 +218,33 @@ def _entries_for(entry_size: int, pipelined: bool, seconds: float) -> int:
 
 
 async def _measure(plan: AppendPlan) -> AppendResult:
-    floor = await floor_of(plan.folder, plan.floor_size)
     if plan.cluster:
-        return await _measure_cluster(plan, floor, plan.cluster, [])
+        async with connect(plan.cluster) as client:  # fails before the disk is measured
+            bookies = usage.writable(await client.cluster.bookies(), plan.ensemble)
+        measured = Measured(plan.cluster, [], _quorums(plan, bookies))
+        return await _compare(plan, measured, await floor_of(plan.folder, plan.floor_size))
+    floor = await floor_of(plan.folder, plan.floor_size)
     async with open_sandbox(plan.bookies, parent=plan.folder) as sandbox:
-        return await _measure_cluster(plan, floor, sandbox.cluster, sandbox.bookies)
+        measured = Measured(sandbox.cluster, sandbox.bookies, _quorums(plan, plan.bookies))
+        return await _compare(plan, measured, floor)
 
 
-async def _measure_cluster(
-    plan: AppendPlan, floor: Floor, cluster: str, bookies: list[Bookie]
-) -> AppendResult:
-    one = await _run(plan, cluster, bookies, ledgers=1) if plan.ledgers > 1 else None
-    figures = await _run(plan, cluster, bookies, ledgers=plan.ledgers)
+def _quorums(plan: AppendPlan, bookies: int) -> Quorums:
+    ensemble = min(bookies, ENSEMBLE_MAX) if plan.ensemble is None else plan.ensemble
+    return fill_quorums(ensemble, plan.write_quorum, plan.ack_quorum)
+
+
+async def _compare(plan: AppendPlan, measured: Measured, floor: Floor) -> AppendResult:
+    one = await _run(plan, measured, ledgers=1) if plan.ledgers > 1 else None
+    figures = await _run(plan, measured, ledgers=plan.ledgers)
     return AppendResult(
-        quorums=plan.quorums,
+        quorums=measured.quorums,
         figures=figures,
         one_ledger=one,
         cost_to_one_ledger=round(one.entries_per_s / figures.entries_per_s, 3) if one else None,
         floor=floor,
         bandwidth_to_floor=round(
-            figures.mb_per_s * plan.quorums.write_quorum / floor.write_mb_per_s, 3
+            figures.mb_per_s * measured.quorums.write_quorum / floor.write_mb_per_s, 3
         ),
         latency_to_floor=round(figures.latency.p50_ms / floor.sync.latency.p50_ms, 2),
     )
@@ -229,10 +252,10 @@ async def _measure_cluster(
 
 @asynccontextmanager
 async def _ledgers(
-    client: Client, plan: AppendPlan, count: int
+    client: Client, measured: Measured, count: int
 ) -> AsyncGenerator[list[LedgerWriter]]:
     """Create *count* ledgers; at the end, delete them if the cluster stays."""
-    new = NewLedger(quorums=plan.quorums)
+    new = NewLedger(quorums=measured.quorums)
     created: set[int] = set()
 
     @asynccontextmanager
@@ -245,7 +268,7 @@ async def _ledgers(
         async with open_ledgers(create, count) as opened:
             yield opened
     finally:
-        if plan.cluster:
+        if not measured.bookies:
             with trio.CancelScope(shield=True):
                 await _delete(client, created)
 
@@ -270,13 +293,12 @@ async def _delete(client: Client, ledger_ids: set[int]) -> None:
         click.echo(f"quire: not deleted, see `quire ledger delete --help`: {named}", err=True)
 
 
-async def _run(
-    plan: AppendPlan, cluster: str, bookies: list[Bookie], *, ledgers: int
-) -> AppendFigures:
+async def _run(plan: AppendPlan, measured: Measured, *, ledgers: int) -> AppendFigures:
+    bookies = measured.bookies
     processes = [bookie.process_id for bookie in bookies]
     async with (
-        connect(cluster) as client,
-        _ledgers(client, plan, ledgers) as opened,
+        connect(measured.cluster) as client,
+        _ledgers(client, measured, ledgers) as opened,
     ):
         client_cpu_s, bookie_cpu_s = time.process_time(), usage.cpu_s(processes)
         flushes = await counter_total(bookies, "flushes")
@@ -293,33 +315,43 @@ async def _run(
         seconds=round(outcome.seconds, 3),
         entries_per_s=round(rate, 1),
         mb_per_s=round(rate * plan.load.entry_size / 1e6, 2),
-        memtable_turns=round(flushes / max(len(bookies), 1), 1),
+        memtable_turns=round(flushes / len(bookies), 1) if bookies else None,
         latency=outcome.latency,
         client_cpu_s=round(client_cpu_s, 2),
-        bookie_cpu_s=round(bookie_cpu_s, 2),
-        bookie_rss_max_mib=[round(usage.rss_max(process) / 2**20, 1) for process in processes],
+        bookie_cpu_s=round(bookie_cpu_s, 2) if bookies else None,
+        bookie_rss_max_mib=[round(usage.rss_max(process) / 2**20, 1) for process in processes]
+        or None,
     )
 
 
 def _describe(result: AppendResult) -> str:
     figures, floor, quorums = result.figures, result.floor, result.quorums
-    at = figures.latency
+    at, turns = figures.latency, figures.memtable_turns
+    flushed = "" if turns is None else f"; the memtable was flushed {turns:.0f} times"
     lines = [
         f"{figures.entries:,} entries of {figures.entry_size} bytes, {figures.batch} a call, to "
         f"{figures.ledgers} ledger(s), quorums {quorums.ensemble_size}/{quorums.write_quorum}/"
-        f"{quorums.ack_quorum} (ensemble/write/ack), in {figures.seconds:.2f} s; the "
-        f"memtable was flushed {figures.memtable_turns:.0f} times",
+        f"{quorums.ack_quorum} (ensemble/write/ack), in {figures.seconds:.2f} s{flushed}",
         f"  {figures.entries_per_s:,.0f} entries/s, {figures.mb_per_s:,.1f} MB/s; with all copies "
         f"{result.bandwidth_to_floor:.2f} x the disk's {floor.write_mb_per_s:,.0f} MB/s",
         f"  latency of a call: p50 {at.p50_ms:.3f} ms, p99 {at.p99_ms:.3f} ms, "
         f"p99.9 {at.p999_ms:.3f} ms; p50 is {result.latency_to_floor:.1f} x the disk's "
         f"{floor.sync.latency.p50_ms:.3f} ms for one 4 KiB sync",
-        f"  CPU: client {figures.client_cpu_s:.2f} s, bookies {figures.bookie_cpu_s:.2f} s; "
-        f"greatest RSS of a bookie: {max(figures.bookie_rss_max_mib, default=0):.0f} MiB",
+        _usage_line(figures),
     ]
     if result.one_ledger is not None:
         lines.append(
             f"  time per entry: {result.cost_to_one_ledger:.2f} x that with one ledger "
             f"({result.one_ledger.entries_per_s:,.0f} entries/s)"
         )
+    if figures.bookie_rss_max_mib is None:
+        lines.append(f"  {foreign_disk(floor)}")
     return "\n".join(lines)
+
+
+def _usage_line(figures: AppendFigures) -> str:
+    line = f"  CPU: client {figures.client_cpu_s:.2f} s"
+    if figures.bookie_cpu_s is None or figures.bookie_rss_max_mib is None:
+        return line
+    greatest = f"greatest RSS of a bookie: {max(figures.bookie_rss_max_mib):.0f} MiB"
+    return f"{line}, bookies {figures.bookie_cpu_s:.2f} s; {greatest}"

@@ -53,6 +53,7 @@ class Floor(msgspec.Struct, frozen=True):
     groups: list[GroupFloor]
     read_mb_per_s: float
     direct: bool
+    folder: str
 
     @property
     def write_mb_per_s(self) -> float:
@@ -95,7 +96,7 @@ def _measure(path: Path, buffer: memoryview, size: int, check: Check) -> Floor:
         read_mb_per_s = _read(descriptor, buffer[:READ_SIZE], size, check)
     finally:
         os.close(descriptor)
-    return Floor(sync, groups, read_mb_per_s, direct)
+    return Floor(sync, groups, read_mb_per_s, direct, str(path.parent.parent))
 
 
 def _open_direct(path: Path) -> tuple[int, bool]:
@@ -182,3 +183,8 @@ def describe(floor: Floor) -> str:
     if not floor.direct:
         rows.append("this file system lacks O_DIRECT, so the figures include the page cache")
     return "\n".join(rows)
+
+
+def foreign_disk(floor: Floor) -> str:
+    """Say whose disk was measured, beside figures of a cluster that stays."""
+    return f"the disk is that of {floor.folder} on this host, whatever disks the bookies have"

@@ -18,7 +18,7 @@ import trio
 from ledger_client.client import Client, connect
 from ledger_client.commands import options
 from ledger_client.commands.bench import usage
-from ledger_client.commands.bench.disk import Floor, floor_of
+from ledger_client.commands.bench.disk import Floor, floor_of, foreign_disk
 from ledger_client.commands.bench.load import (
     Percentiles,
     SendOutcome,
@@ -35,17 +35,21 @@ from metadata.topics import RollPolicy
 
 MANY_SIZE = 400 << 20
 ROLLS_PER_S = 2
+REPLICATION_MAX = 64
 TOPIC = "bench/produce"
 Load = Callable[[Producer], Awaitable[SendOutcome]]
 
 
 class ProducePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of the measurement; *cluster* is "" for a sandbox."""
+    """The settings of the measurement; *cluster* is "" for a sandbox.
+
+    *replication*: `None` for all bookies. *ack_quorum*: `None` for more than half of these.
+    """
 
     cluster: str
     bookies: int
-    replication: int
-    ack_quorum: int
+    replication: int | None
+    ack_quorum: int | None
     partitions: int
     message_size: int
     messages: int
@@ -60,10 +64,20 @@ class ProducePlan(msgspec.Struct, frozen=True, kw_only=True):
     metrics_port: int
 
 
+class Measured(msgspec.Struct, frozen=True):
+    """The cluster, with those of its bookies that run here: none if it is not a sandbox."""
+
+    cluster: str
+    bookies: list[Bookie]
+    replication: int
+    ack_quorum: int
+
+
 class ProduceFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Measurements of one load. MB are 10^6 bytes of values; CPU is user and system time.
 
     *stored_size*: stored bytes per message and copy. *ledgers*: how many the lane went through.
+    Figures of bookies are `None` unless they run here.
     """
 
     messages: int
@@ -74,9 +88,9 @@ class ProduceFigures(msgspec.Struct, frozen=True, kw_only=True):
     ledgers: int
     stored_size: float
     client_cpu_s: float
-    bookie_cpu_s: float
+    bookie_cpu_s: float | None
     client_rss_max_mib: float
-    bookie_rss_max_mib: list[float]
+    bookie_rss_max_mib: list[float] | None
 
 
 class ProduceResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,13 +121,13 @@ class ProduceResult(msgspec.Struct, frozen=True, kw_only=True):
 @options.bookies
 @click.option(
     "--replication",
-    type=click.IntRange(1, 64),
+    type=click.IntRange(1, REPLICATION_MAX),
     show_default="all bookies",
     help="Copies of each message.",
 )
 @click.option(
     "--ack-quorum",
-    type=click.IntRange(1, 64),
+    type=click.IntRange(1, REPLICATION_MAX),
     show_default="more than half of them",
     help="Copies that must be durable before the acknowledgement.",
 )
@@ -155,39 +169,44 @@ def produce(*, as_json: bool, **arguments: object) -> None:
 
 
 def _plan(arguments: dict[str, object]) -> ProducePlan:
-    fields = {name: value for name, value in arguments.items() if value is not None}
-    replication = fields.setdefault("replication", fields["bookies"])
-    size = fields["message_size"]
-    assert isinstance(replication, int)
+    size = arguments["message_size"]
     assert isinstance(size, int)
-    fields.setdefault("ack_quorum", replication // 2 + 1)
-    fields.setdefault("messages", MANY_SIZE // max(size, 1))
-    fields.setdefault("folder", Path(tempfile.gettempdir()))
+    fields = arguments | {
+        "messages": arguments["messages"] or MANY_SIZE // max(size, 1),
+        "folder": arguments["folder"] or Path(tempfile.gettempdir()),
+    }
     return msgspec.convert(fields, ProducePlan, dec_hook=lambda _kind, value: value)
 
 
 async def _measure(plan: ProducePlan) -> ProduceResult:
-    floor = await floor_of(plan.folder, plan.floor_size)
     if plan.cluster:
-        return await _measure_cluster(plan, floor, plan.cluster, [])
+        async with connect(plan.cluster) as client:  # fails before the disk is measured
+            bookies = usage.writable(await client.cluster.bookies(), plan.replication)
+        measured = _measured(plan, plan.cluster, [], bookies)
+        return await _measure_cluster(plan, measured, await floor_of(plan.folder, plan.floor_size))
+    floor = await floor_of(plan.folder, plan.floor_size)
     async with open_sandbox(plan.bookies, parent=plan.folder) as sandbox:
-        return await _measure_cluster(plan, floor, sandbox.cluster, sandbox.bookies)
+        measured = _measured(plan, sandbox.cluster, sandbox.bookies, plan.bookies)
+        return await _measure_cluster(plan, measured, floor)
 
 
-async def _measure_cluster(
-    plan: ProducePlan, floor: Floor, cluster: str, bookies: list[Bookie]
-) -> ProduceResult:
+def _measured(plan: ProducePlan, cluster: str, ours: list[Bookie], bookies: int) -> Measured:
+    replication = plan.replication or min(bookies, REPLICATION_MAX)
+    return Measured(cluster, ours, replication, plan.ack_quorum or replication // 2 + 1)
+
+
+async def _measure_cluster(plan: ProducePlan, measured: Measured, floor: Floor) -> ProduceResult:
     size = plan.message_size
     roll, rolling = RollPolicy(), RollPolicy(entries=max(1, round(plan.rate / ROLLS_PER_S)))
 
     async def run(load: Load, policy: RollPolicy = roll) -> ProduceFigures:
         async with (
-            connect(cluster) as client,
+            connect(measured.cluster) as client,
             metrics_page(lambda: client.metrics, plan.metrics_port),
-            _topic(client, plan, policy),
+            _topic(client, plan, measured, policy),
             client.producer(TOPIC, access="exclusive", compression=plan.compression) as producer,
         ):
-            return await _run(client, producer, load, plan, bookies)
+            return await _run(client, producer, load, plan, measured.bookies)
 
     by_clock = partial(send_by_clock, size=size, rate=plan.rate, seconds=plan.rate_s)
     many = await run(partial(send_many, size=size, messages=plan.messages, arrow=plan.arrow))
@@ -195,27 +214,29 @@ async def _measure_cluster(
     steady = await run(by_clock)
     rolled = await run(by_clock, rolling)
     return ProduceResult(
-        replication=plan.replication,
-        ack_quorum=plan.ack_quorum,
+        replication=measured.replication,
+        ack_quorum=measured.ack_quorum,
         message_size=size,
         many=many,
         tasks=tasks,
         steady=steady,
         rolling=rolled,
         floor=floor,
-        bandwidth_to_floor=round(many.mb_per_s * plan.replication / floor.write_mb_per_s, 3),
+        bandwidth_to_floor=round(many.mb_per_s * measured.replication / floor.write_mb_per_s, 3),
         latency_to_floor=round(steady.latency.p50_ms / floor.sync.latency.p50_ms, 2),
         rolling_to_steady=round(rolled.latency.p999_ms / steady.latency.p999_ms, 2),
     )
 
 
 @asynccontextmanager
-async def _topic(client: Client, plan: ProducePlan, roll: RollPolicy) -> AsyncGenerator[None]:
+async def _topic(
+    client: Client, plan: ProducePlan, measured: Measured, roll: RollPolicy
+) -> AsyncGenerator[None]:
     await client.topics.create(
         TOPIC,
         plan.partitions,
-        replication=plan.replication,
-        ack_quorum=plan.ack_quorum,
+        replication=measured.replication,
+        ack_quorum=measured.ack_quorum,
         roll=roll,
     )
     try:
@@ -246,16 +267,16 @@ async def _run(
         ledgers=extent.ledgers,
         stored_size=round(extent.size / max(extent.messages, 1), 2),
         client_cpu_s=round(client_cpu_s, 2),
-        bookie_cpu_s=round(bookie_cpu_s, 2),
+        bookie_cpu_s=round(bookie_cpu_s, 2) if bookies else None,
         client_rss_max_mib=round(usage.rss_max(os.getpid()) / 2**20, 1),
-        bookie_rss_max_mib=[round(usage.rss_max(process) / 2**20, 1) for process in processes],
+        bookie_rss_max_mib=[round(usage.rss_max(process) / 2**20, 1) for process in processes]
+        or None,
     )
 
 
 def _describe(result: ProduceResult) -> str:
     many, tasks, floor = result.many, result.tasks, result.floor
     steady, rolling = result.steady.latency, result.rolling.latency
-    bookies = ", ".join(f"{rss:.0f}" for rss in result.rolling.bookie_rss_max_mib)
     lines = [
         f"messages of {result.message_size} bytes in {copies(result.replication)}, "
         f"{result.ack_quorum} durable before the acknowledgement",
@@ -271,14 +292,21 @@ def _describe(result: ProduceResult) -> str:
         f"  the same through {result.rolling.ledgers} ledgers: p50 {rolling.p50_ms:.3f} ms, "
         f"p99 {rolling.p99_ms:.3f} ms, p99.9 {rolling.p999_ms:.3f} ms, "
         f"{result.rolling_to_steady:.2f} x that through {result.steady.ledgers}",
-        f"  CPU of client and bookies: {_cpu(many)} in send_many, {_cpu(tasks)} in tasks; "
-        f"greatest RSS: client {many.client_rss_max_mib:.0f} MiB, bookies {bookies or '?'} MiB",
+        *_usage_lines(result),
     ]
     return "\n".join(lines)
 
 
+def _usage_lines(result: ProduceResult) -> list[str]:
+    many, tasks, residents = result.many, result.tasks, result.rolling.bookie_rss_max_mib
+    whose = "client" if residents is None else "client and bookies"
+    greatest = f"greatest RSS: client {many.client_rss_max_mib:.0f} MiB"
+    if residents is not None:
+        greatest += f", bookies {', '.join(f'{rss:.0f}' for rss in residents)} MiB"
+    line = f"  CPU of {whose}: {_cpu(many)} in send_many, {_cpu(tasks)} in tasks; {greatest}"
+    return [line] if residents is not None else [line, f"  {foreign_disk(result.floor)}"]
+
+
 def _cpu(figures: ProduceFigures) -> str:
-    return (
-        f"{figures.client_cpu_s / figures.seconds:.0%} and "
-        f"{figures.bookie_cpu_s / figures.seconds:.0%}"
-    )
+    shares = [figures.client_cpu_s, figures.bookie_cpu_s]
+    return " and ".join(f"{share / figures.seconds:.0%}" for share in shares if share is not None)

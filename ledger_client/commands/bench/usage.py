@@ -13,8 +13,10 @@ from pathlib import Path
 import trio
 
 from ledger_client.commands.sandbox import Bookie, Sandbox
+from ledger_client.errors import NotEnoughBookies
 from ledger_client.ledgers.ledgers import Ledgers
 from metadata.calls import FlushNow
+from metadata.records import BookieRecord
 
 FLUSH_TIMEOUT_S = 60.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -64,6 +66,22 @@ def drop_page_cache(folder: Path) -> None:
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(descriptor)
+
+
+# --- A cluster that stays ---------------------------------------------------------------
+
+
+def writable(bookies: Sequence[BookieRecord], needed: int | None) -> int:
+    """Return how many of the bookies take writes.
+
+    Raises:
+        NotEnoughBookies: none does, or fewer than *needed*.
+    """
+    read_only = sum(each.read_only for each in bookies)
+    count = sum(not (each.read_only or each.limbo or each.draining) for each in bookies)
+    if count < (needed or 1):
+        raise NotEnoughBookies(healthy=count, needed=needed or 1, read_only=read_only)
+    return count
 
 
 # --- Memory over time -------------------------------------------------------------------
