@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple, Protocol
 import msgspec
 
 from ledger_client.commands.options import nanoseconds_of
-from ledger_client.commands.streams import Lines
+from ledger_client.commands.streams import Lines, without_ending
 from metadata.outcome import CommandFailed
 
 REMEDY = "cut it up"
@@ -93,7 +93,7 @@ class LineFeed:
         return self._messages(self._lines.finish())
 
     def _messages(self, lines: list[bytes]) -> Messages:
-        texts = list(map(_without_ending, lines))
+        texts = list(map(without_ending, lines))
         if not self._separator:
             return Messages([*texts])
         values: list[bytes | None] = []
@@ -302,10 +302,6 @@ class CsvRows:
         if len(set(names)) < len(names):
             raise CommandFailed("two columns have the same name")
         self._names = names
-
-
-def _without_ending(line: bytes) -> bytes:
-    return line[:-2] if line.endswith(b"\r\n") else line.removesuffix(b"\n")
 
 
 def _bytes_of(field: object) -> bytes | None:

@@ -164,18 +164,22 @@ async def open_sandbox(
 ) -> AsyncGenerator[Sandbox]:
     """Start *count* bookies in a new folder below *parent*, by default the temporary folder.
 
+    It is removed at the end, or with *keep* only if the bookies do not start.
+
     Raises:
         CommandFailed: they did not start.
     """
     folder = Path(tempfile.mkdtemp(prefix="quire-", dir=parent))
     sandbox = Sandbox(folder, count, settings)
+    is_kept = False
     try:
         await sandbox.start()
+        is_kept = keep
         yield sandbox
     finally:
         with trio.CancelScope(shield=True):
             await sandbox.stop()
-            if not keep:
+            if not is_kept:
                 await trio.to_thread.run_sync(shutil.rmtree, folder)
 
 

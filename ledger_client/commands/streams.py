@@ -82,6 +82,11 @@ class Lines:
                 )
 
 
+def without_ending(line: bytes) -> bytes:
+    """Return a line without its LF or CRLF, as it becomes a message."""
+    return line[:-2] if line.endswith(b"\r\n") else line.removesuffix(b"\n")
+
+
 class Frames:
     """Splits records by the sizes in front of them."""
 

@@ -40,12 +40,13 @@ def check_rows(report: dict[str, Any], lines: list[bytes]) -> None:
     """All that was sent was read, in every way that the demonstration reads it."""
     rows = {row["what"]: row for row in report["table"]}
     assert all(row["agrees"] for row in rows.values())
-    everything = len(lines), sum(map(len, lines))
+    everything = len(lines), sum(len(line.rstrip(b"\r\n")) for line in lines)
     for what, row in rows.items():
         expected = 501 if what in ("compacted", "the last line of each key") else everything[0]
         assert row["messages"] == expected, what
     assert rows["read again"]["bytes"] == everything[1]
     assert len(rows) == (7 if report["spark"] else 6)
+    assert report["bytes"] == sum(map(len, lines))
     assert report["each_once_in_order"]
     assert sum(report["copies"].values()) == 3 * report["entries"]
 

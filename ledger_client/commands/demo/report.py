@@ -27,7 +27,7 @@ class CountedRow(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     messages: int
     bytes: int
-    """total size of the values"""
+    """total size of the values: of lines without their endings"""
     checksum: str
     """checksum of keys and values, independent of their order"""
     agrees: bool
@@ -46,6 +46,7 @@ class DemoReport(msgspec.Struct, kw_only=True):
     lines: int = 0
     """lines of the file"""
     bytes: int = 0
+    """of the file"""
     producers: int = 0
     killed: str = ""
     killed_process: int = 0

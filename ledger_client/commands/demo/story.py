@@ -60,6 +60,7 @@ END_S = 30.0
 LINE_SIZE_MAX = ProducerOptions().message_size_max
 PROGRESS_S = 5
 """How often a step that takes long says that it goes on."""
+KEPT = "keeps"
 
 Say = Callable[[str, str], None]
 
@@ -124,9 +125,9 @@ class Story:
             open_reader=lambda: client.reader(TOPIC, follow=True),
         )
         await self._writing.run(int(size * KILL_SHARE), self._lose_and_replace)
-        report.lines, report.bytes = source.sum.messages, source.sum.bytes
+        report.lines, report.bytes = source.sum.messages, source.consumed
         report.keys = len(source.latest)
-        report.table.append(source.sum.row("the file", source.sum))
+        report.table.append(source.sum.row("the lines of the file", source.sum))
         self._add_row(
             "acknowledged, and read meanwhile", self._writing.followed, self._writing.seconds
         )
@@ -333,7 +334,7 @@ def demo(*, file: Path | None, no_spark: bool, keep: bool, as_json: bool) -> Non
     """
     if not no_spark:
         _check_spark()
-    say = _keep_silent if as_json else _say
+    say = _say_folder if as_json else _say
     report = trio.run(finish, partial(_play, file, keep, not no_spark, say))
     click.echo(msgspec.json.encode(report).decode() if as_json else _summary(report))
     if not report.intact:
@@ -357,6 +358,8 @@ async def _play(file: Path | None, keep: bool, spark: bool, say: Say) -> DemoRep
         origin = "a generated log, as none was found" if sample.generated else "a log"
         say("file", str(file) if file else f"{sample.path}, {origin} (pass another if you like)")
         async with open_sandbox(BOOKIES, keep=keep, settings=SETTINGS) as sandbox:
+            if keep:
+                say(KEPT, f"all data, in {sandbox.folder}")
             report = await Story(sample, sandbox, say, spark=spark).play()
             report.kept_folder = str(sandbox.folder) if keep else None
     return report
@@ -366,8 +369,10 @@ def _say(what: str, text: str) -> None:
     click.echo(f"{what:>10}  {text}")
 
 
-def _keep_silent(what: str, text: str) -> None:
-    pass
+def _say_folder(what: str, text: str) -> None:
+    """Say only what nobody could find out after an interruption, beside the JSON."""
+    if what == KEPT:
+        click.echo(f"quire: {what} {text}", err=True)
 
 
 def _summary(report: DemoReport) -> str:

@@ -21,7 +21,7 @@ import msgspec
 import trio
 
 from ledger_client.commands.demo.report import Sum
-from ledger_client.commands.streams import Lines, chunks
+from ledger_client.commands.streams import Lines, chunks, without_ending
 from ledger_client.message_id import MessageId, MessageIds
 from ledger_client.topics.producing.producer import Producer
 from ledger_client.topics.reading.reader import TopicReader
@@ -45,7 +45,7 @@ class InputFile:
     """Reads the file once, and counts its lines and bytes.
 
     Attributes:
-        sum: of all lines.
+        sum: of all lines, without their endings.
         latest: of each key, its last line.
         consumed: bytes of the file that were read.
     """
@@ -75,7 +75,8 @@ class InputFile:
         finally:
             os.close(descriptor)
 
-    def _deal(self, lines: list[bytes]) -> list[Deal]:
+    def _deal(self, whole: list[bytes]) -> list[Deal]:
+        lines = [*map(without_ending, whole)]  # as `quire produce` sends them
         keys = [key_of(line) for line in lines]
         if lines:
             self.sum.add(keys, lines)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,9 +10,14 @@ import trio
 from trio.testing import MockClock
 
 from ledger_client import Message, MessageId
+from ledger_client.__main__ import quire
 from ledger_client.commands.demo.report import Comparison, Sum
-from ledger_client.commands.demo.story import PROGRESS_S, still
+from ledger_client.commands.demo.story import PROGRESS_S, Story, still
 from ledger_client.commands.demo.writing import Deal, InputFile, key_of
+from ledger_client.commands.feeds import LineFeed
+from ledger_client.commands.outcome import conclude
+from ledger_client.commands.sandbox import Bookie, Sandbox
+from metadata.outcome import CommandFailed, Exit
 
 IDS = [MessageId(7, 1, number % 2, number // 2) for number in range(4)]
 OTHERS = [MessageId(8, 1, 0, 0)]
@@ -108,7 +114,55 @@ async def test_every_line_goes_to_the_producer_of_its_key_in_order(tmp_path: Pat
     for producer in range(3):
         values = [value for deals in dealt for value in deals[producer].values]
         keys = {key for deals in dealt for key in deals[producer].keys}
-        assert values == [line for line in lines if key_of(line) in keys]
+        assert values == [line.rstrip(b"\n") for line in lines if key_of(line) in keys]
     assert source.sum.messages == sum(len(deal.values) for deals in dealt for deal in deals) == 1001
-    assert source.latest[b"key-3"] == b"line 997 key-3\n"
+    assert source.latest[b"key-3"] == b"line 997 key-3"
     assert source.latest[b"end"] == b"no end"
+
+
+async def test_a_line_is_sent_as_quire_produce_sends_it(tmp_path: Path) -> None:
+    """So `quire read` prints the same lines, whichever of them sent the file."""
+    text = b"a\n\nb\r\n\r\nc \nd\re"
+    file = tmp_path / "file"
+    file.write_bytes(text)
+    source = InputFile(file, 1, line_size_max=1000)
+    values = [value async for [deal] in source.deals() for value in deal.values]
+    feed = LineFeed(1000)
+    assert values == [*feed.feed(text).values, *feed.finish().values]
+    assert (source.consumed, source.sum.bytes) == (len(text), 7)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_folder_to_keep_is_named_before_anything_can_fail(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    as_json: bool,
+) -> None:
+    async def start(sandbox: Sandbox) -> None:
+        sandbox.bookies = [Bookie(f"b{number}", "h:1", 1, 1) for number in range(4)]
+
+    async def play(_story: Story) -> None:
+        raise CommandFailed("a step failed")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(Sandbox, "start", start)
+    monkeypatch.setattr(Story, "play", play)
+    words = ["demo", "--keep", "--no-spark", *(["--json"] if as_json else [])]
+    assert conclude(quire, words) == Exit.FAILED
+    (kept,) = tmp_path.iterdir()
+    out, err = capsys.readouterr()
+    assert f"keeps  all data, in {kept}\n" in out or as_json
+    assert (err == f"quire: keeps all data, in {kept}\nquire: a step failed\n") == as_json
+
+
+def test_of_a_cluster_that_did_not_start_nothing_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def start(_sandbox: Sandbox) -> None:
+        raise CommandFailed("the bookies did not start")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(Sandbox, "start", start)
+    assert conclude(quire, ["demo", "--keep", "--no-spark"]) == Exit.FAILED
+    assert list(tmp_path.iterdir()) == []
