@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import re
+import shlex
+import socket
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from urllib.parse import SplitResult, urlsplit
 
 import click
 import msgspec
@@ -16,6 +21,8 @@ import trio
 from ledger_client.client import connect
 from ledger_client.commands import options
 from ledger_client.commands.outcome import finish
+from ledger_client.errors import BadAddress
+from metadata.address import Address, parse_address
 from metadata.records import BookieRecord
 
 PACKAGE = "grafana"
@@ -32,6 +39,56 @@ class ScrapeTarget(msgspec.Struct, frozen=True):
     labels: dict[str, str] = {}
 
 
+class PageParam(click.ParamType[str]):
+    """HOST:PORT of a metrics page."""
+
+    name = "address"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        """Return the text, if it has both."""
+        text = str(value)
+        if not _is_page(text):
+            self.fail(f"{text!r} is not HOST:PORT", param, ctx)
+        return text
+
+
+class PrometheusParam(click.ParamType[SplitResult]):
+    """The URL of a Prometheus."""
+
+    name = "url"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> SplitResult:
+        """Parse the URL."""
+        text = str(value)
+        if not _is_web_url(text):
+            self.fail(f"{text!r} is not a URL such as {PROMETHEUS}", param, ctx)
+        return urlsplit(text)
+
+
+def _is_page(text: str) -> bool:
+    try:
+        return str(parse_address(text)) == text  # not if the port was left out
+    except BadAddress:
+        return False
+
+
+_STRAY = re.compile(r"[\s\"'\x00-\x1f]")
+
+
+def _is_web_url(text: str) -> bool:
+    try:
+        url = urlsplit(text)
+        has_port = url.port != 0
+    except ValueError:
+        return False
+    is_web = url.scheme in ("http", "https") and bool(url.hostname)
+    return is_web and has_port and not _STRAY.search(text)
+
+
 @click.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
 @click.option(
@@ -46,16 +103,18 @@ class ScrapeTarget(msgspec.Struct, frozen=True):
 @click.option(
     "--client",
     "clients",
+    type=PageParam(),
     multiple=True,
     metavar="HOST:PORT",
     help="Also scrape the metrics of a client here. May be repeated.",
 )
 @click.option(
     "--prometheus",
+    type=PrometheusParam(),
     default=PROMETHEUS,
     show_default=True,
     metavar="URL",
-    help="Address of Prometheus, for Grafana.",
+    help="Address of Prometheus, for Grafana, and for Prometheus itself if it runs on this host.",
 )
 @options.cluster
 def monitoring(
@@ -63,7 +122,7 @@ def monitoring(
     folder: Path,
     files: tuple[Path, ...],
     clients: tuple[str, ...],
-    prometheus: str,
+    prometheus: SplitResult,
     cluster: str,
 ) -> None:
     """Write configuration for Prometheus and Grafana to DIR.
@@ -78,13 +137,18 @@ def monitoring(
 
 
 async def _write(
-    folder: Path, files: Sequence[Path], clients: Sequence[str], prometheus: str, cluster: str
+    folder: Path,
+    files: Sequence[Path],
+    clients: Sequence[str],
+    prometheus: SplitResult,
+    cluster: str,
 ) -> None:
     bookies, lost = list[BookieRecord](), list[str]()
     if not files:
         async with connect(cluster) as client:
             bookies, lost = await client.cluster.bookies(), (await client.cluster.status()).lost
-    _copy_all(folder, {FOLDER_MARK: str(folder), PROMETHEUS: prometheus, **_scraped(files)})
+    replaced = {FOLDER_MARK: _in_yaml(folder), PROMETHEUS: prometheus.geturl()}
+    _copy_all(folder, replaced | _scraped(files))
     (folder / "targets").mkdir(exist_ok=True)
     if not files:
         targets = [*map(_target, filter(_has_page, bookies)), *_kept(folder / TARGETS, lost)]
@@ -93,7 +157,8 @@ async def _write(
     known = folder / "targets" / "clients.json"
     if clients or not known.exists():
         _put_targets(known, [ScrapeTarget([client]) for client in clients])
-    _show(folder, [bookie.bookie_id for bookie in bookies if not _has_page(bookie)], lost)
+    _warn([bookie.bookie_id for bookie in bookies if not _has_page(bookie)], lost)
+    _show(folder, prometheus)
 
 
 def _copy_all(folder: Path, replaced: dict[str, str]) -> None:
@@ -113,6 +178,11 @@ def _copy(source: Traversable, target: Path, replaced: dict[str, str]) -> None:
         text = text.replace(word, ours)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(text, encoding="utf-8")
+
+
+def _in_yaml(folder: Path) -> str:
+    """Write *folder* within double quotes of YAML, and so that Grafana replaces nothing in it."""
+    return msgspec.json.encode(str(folder)).decode()[1:-1].replace("$", "$$")
 
 
 def _scraped(files: Sequence[Path]) -> dict[str, str]:
@@ -149,7 +219,7 @@ def _put_targets(path: Path, targets: Iterable[ScrapeTarget]) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(list(targets))) + b"\n")
 
 
-def _show(folder: Path, pageless: Sequence[str], lost: Sequence[str]) -> None:
+def _warn(pageless: Sequence[str], lost: Sequence[str]) -> None:
     if lost:
         warning = f"quire: not scraped, as they are down: {', '.join(lost)} (then run this again)"
         click.echo(warning, err=True)
@@ -157,11 +227,55 @@ def _show(folder: Path, pageless: Sequence[str], lost: Sequence[str]) -> None:
         names = ", ".join(pageless)
         warning = f"quire: not scraped, as they serve no metrics: {names} (set metrics_port)"
         click.echo(warning, err=True)
-    click.echo(
-        f"prometheus --config.file={folder}/prometheus.yml "
-        f"--storage.tsdb.path={folder}/data --web.listen-address=127.0.0.1:9090"
+
+
+def _show(folder: Path, prometheus: SplitResult) -> None:
+    """Print the commands that start both, or only Grafana's if the other runs elsewhere."""
+    listen = _listen_address(prometheus)
+    if listen is None:
+        file = shlex.quote(f"{folder}/prometheus.yml")
+        needs = f"quire: start Prometheus so that it serves {prometheus.geturl()}, with {file}"
+        click.echo(needs, err=True)
+    else:
+        _echo_command(
+            "prometheus",
+            f"--config.file={folder}/prometheus.yml",
+            f"--storage.tsdb.path={folder}/data",
+            f"--web.listen-address={listen}",
+        )
+    _echo_command(
+        "grafana",
+        "server",
+        "--homepath",
+        "/usr/share/grafana",
+        f"cfg:paths.provisioning={folder}/provisioning",
+        f"cfg:paths.data={folder}/grafana",
     )
-    click.echo(
-        "grafana server --homepath /usr/share/grafana "
-        f"cfg:paths.provisioning={folder}/provisioning cfg:paths.data={folder}/grafana"
-    )
+
+
+def _echo_command(*words: str) -> None:
+    click.echo(shlex.join(words))
+
+
+def _listen_address(prometheus: SplitResult) -> str | None:
+    """Return where a Prometheus of this host listens to be found at the URL.
+
+    `None` if the host is another one, or the URL is that of a proxy.
+    """
+    host = prometheus.hostname or ""
+    if prometheus.scheme != "http" or prometheus.path.strip("/") or not _is_here(host):
+        return None
+    return str(Address(host, prometheus.port or 80))
+
+
+def _is_here(host: str) -> bool:
+    """Return True for a name or an address of this host. Asks no name server."""
+    if host in ("localhost", socket.gethostname().lower()):
+        return True
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+        with socket.socket(family) as tried:
+            tried.bind((host, 0))
+    except (ValueError, OSError):
+        return False
+    return True

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import socket
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
@@ -47,7 +49,7 @@ def test_everything_is_written_with_its_own_folder_in_it(tmp_path: Path) -> None
         "provisioning/datasources/quire.yml",
         "targets/clients.json",
     }
-    assert f"path: {tmp_path}/m/dashboards" in text(tmp_path, "provisioning/dashboards/quire.yml")
+    assert f'path: "{tmp_path}/m/dashboards"' in text(tmp_path, "provisioning/dashboards/quire.yml")
 
 
 def test_a_file_of_targets_is_scraped_instead_of_what_the_cluster_says(tmp_path: Path) -> None:
@@ -80,6 +82,65 @@ def test_it_says_how_to_start_both(tmp_path: Path) -> None:
     assert all(str(tmp_path / "m") in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        (PROMETHEUS, "127.0.0.1:9090"),
+        ("http://127.0.0.2:9999/", "127.0.0.2:9999"),
+        ("http://localhost", "localhost:80"),
+        ("http://0.0.0.0:9999", "0.0.0.0:9999"),
+        ("http://192.0.2.1:9999", None),  # kept for documentation: nobody's
+        ("http://metrics.invalid:9999", None),
+        ("https://127.0.0.1:9999", None),
+        ("http://127.0.0.1:9999/prometheus", None),
+    ],
+)
+def test_prometheus_listens_where_grafana_looks_for_it_or_is_elsewhere(
+    tmp_path: Path, url: str, address: str | None
+) -> None:
+    told = written(tmp_path, "--prometheus", url)
+    started = [line for line in told.splitlines() if line.startswith("prometheus ")]
+    if address is None:
+        assert started == []
+        assert f"quire: start Prometheus so that it serves {url}, with {tmp_path}/m/" in told
+    else:
+        assert started[0].endswith(f" --web.listen-address={address}")
+
+
+def test_a_folder_of_any_name_is_quoted(tmp_path: Path) -> None:
+    folder = tmp_path / 'my $HOME\'s: "#1"'
+    folder.mkdir()
+    words = [word for line in written(folder).splitlines() for word in shlex.split(line)]
+    assert f"--config.file={folder}/m/prometheus.yml" in words
+    assert f"cfg:paths.provisioning={folder}/m/provisioning" in words
+    [path] = re.findall(r"path: (.+)", text(folder, "provisioning/dashboards/quire.yml"))
+    # JSON is YAML, too.
+    assert json.loads(path) == f"{folder}/m/dashboards".replace(
+        "$", "$$"
+    )  # Grafana makes that one again
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--client", "nonsense no port"),
+        ("--client", "h"),
+        ("--client", "h:0"),
+        ("--client", "http://h:1"),
+        ("--prometheus", "h:9090"),
+        ("--prometheus", "http://:9090"),
+        ("--prometheus", "http://h:99999"),
+        ("--prometheus", "http://h:1 # x"),
+    ],
+)
+def test_what_is_no_address_is_refused(tmp_path: Path, words: tuple[str, str]) -> None:
+    command = [str(tmp_path / "m"), "--targets", "t.json", *words]
+    done = CliRunner().invoke(monitoring.monitoring, command)
+    assert done.exit_code == 2
+    assert words[1] in done.output
+    assert not (tmp_path / "m").exists()
+
+
 async def test_registered_bookies_are_targets_by_host_and_page(tmp_path: Path) -> None:
     async with memory_cluster(2) as cluster, cluster.client() as client:
         leases = cluster.store.bookies
@@ -93,7 +154,7 @@ async def test_registered_bookies_are_targets_by_host_and_page(tmp_path: Path) -
 
 
 def test_bookies_that_are_not_scraped_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    monitoring._show(Path("/m"), ["b7"], ["b8", "b9"])
+    monitoring._warn(["b7"], ["b8", "b9"])
     told = capsys.readouterr().err
     assert "no metrics: b7" in told
     assert "down: b8, b9" in told
@@ -115,7 +176,7 @@ async def test_a_bookie_that_is_down_stays_a_target_until_it_is_decommissioned(
             yield client
 
         async def targets() -> list[str]:
-            await monitoring._write(tmp_path, (), (), PROMETHEUS, "")
+            await monitoring._write(tmp_path, (), (), urlsplit(PROMETHEUS), "")
             told = json.loads((tmp_path / "targets/bookies.json").read_text())
             return sorted(each["labels"]["bookie"] for each in told)
 
