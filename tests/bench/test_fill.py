@@ -14,7 +14,7 @@ from ledger_client.commands.bench.read import ReadPlan
 from ledger_client.commands.bench.replay import FROM, ReplayPlan
 
 GROUP = GroupFloor(4096, 1.0, Percentiles(1.0, 1.0, 1.0))
-FLOOR = Floor(GROUP, [GROUP], 1.0, direct=True, folder="/")
+FLOOR = Floor(GROUP, [GROUP], 1.0, direct=True, folder="/", in_memory=False)
 
 
 @pytest.mark.parametrize("messages", [100, 10_000, 10_001])

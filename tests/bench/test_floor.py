@@ -119,3 +119,14 @@ def test_a_signal_ends_a_benchmark_of_spark(
     assert conclude(quire, ["bench", "spark"]) == Exit.INTERRUPTED
     assert tidied
     assert [signal.getsignal(each) for each in SIGNALS] == before
+
+
+MEMORY = Path("/dev/shm")
+
+
+@pytest.mark.usefixtures("few_groups")
+def test_a_folder_in_memory_is_no_disk(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bench", "disk", "--bytes", "16MiB", "--folder", str(MEMORY)]
+    assert conclude(quire, words) == Exit.DONE
+    warning = f"{MEMORY} is memory and no disk (tmpfs): choose another --folder\n"
+    assert capsys.readouterr().out.endswith(warning)

@@ -79,7 +79,7 @@ def test_one_of_the_command_line_does(
 
 
 GROUP = GroupFloor(4096, 1.0, Percentiles(1.0, 1.0, 1.0))
-FLOOR = Floor(GROUP, [GROUP], 1.0, direct=True, folder="/scratch")
+FLOOR = Floor(GROUP, [GROUP], 1.0, direct=True, folder="/scratch", in_memory=False)
 
 
 async def known_floor(_folder: Path, _size: int) -> Floor:

@@ -54,6 +54,8 @@ class Floor(msgspec.Struct, frozen=True):
     read_mb_per_s: float
     direct: bool
     folder: str
+    in_memory: bool
+    """the folder is on no disk"""
 
     @property
     def write_mb_per_s(self) -> float:
@@ -96,7 +98,8 @@ def _measure(path: Path, buffer: memoryview, size: int, check: Check) -> Floor:
         read_mb_per_s = _read(descriptor, buffer[:READ_SIZE], size, check)
     finally:
         os.close(descriptor)
-    return Floor(sync, groups, read_mb_per_s, direct, str(path.parent.parent))
+    folder = path.parent.parent
+    return Floor(sync, groups, read_mb_per_s, direct, str(folder), _is_in_memory(folder))
 
 
 def _open_direct(path: Path) -> tuple[int, bool]:
@@ -107,6 +110,17 @@ def _open_direct(path: Path) -> tuple[int, bool]:
         if error.errno != errno.EINVAL:
             raise
         return os.open(path, flags, 0o600), False  # tmpfs and the like lack O_DIRECT
+
+
+def _is_in_memory(folder: Path) -> bool:
+    """Return True for a tmpfs, which takes O_DIRECT since Linux 6.6."""
+    device = folder.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
+        fields = line.split()
+        if fields[2] == number:
+            return fields[fields.index("-") + 1] in ("tmpfs", "ramfs", "devtmpfs")
+    return False
 
 
 def _fill_with_zeros(path: Path, size: int, check: Check) -> None:
@@ -180,7 +194,9 @@ def describe(floor: Floor) -> str:
             f"{at.p50_ms:>10.3f}{at.p99_ms:>10.3f}{at.p999_ms:>10.3f}"
         )
     rows.append(f"{'read in order, cold':<22}{floor.read_mb_per_s:>10.1f}")
-    if not floor.direct:
+    if floor.in_memory:
+        rows.append(f"{floor.folder} is memory and no disk (tmpfs): choose another --folder")
+    elif not floor.direct:
         rows.append("this file system lacks O_DIRECT, so the figures include the page cache")
     return "\n".join(rows)
 
