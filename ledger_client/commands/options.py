@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import math
 import re
 import textwrap
 import time
@@ -18,7 +17,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Literal, TypedDict, Union, Unpack, get_args, get_origin
 
 import click
@@ -87,19 +85,6 @@ def size_text(size: int) -> str:
         if size > 0 and factor > 1 and size % factor == 0:
             return f"{size // factor}{unit}"
     return str(size)
-
-
-class FiniteRange(click.FloatRange):
-    """A FloatRange without infinity, and without NaN, which no bound excludes."""
-
-    def convert(
-        self, value: float, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Parse a finite number within the bounds."""
-        number = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value!r} is not a finite number", param, ctx)
-        return number
 
 
 # --- durations and points in time -------------------------------------------------------
@@ -429,84 +414,6 @@ spark_master = click.option(
     help="Where Spark runs: local[N] within this process, or a Spark cluster.",
 )
 no_spark = click.option("--no-spark", is_flag=True, help="Run in this process instead of Spark.")
-
-# --- options of several benchmarks -------------------------------------------------------
-
-folder = click.option(
-    "--folder",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    metavar="DIR",
-    show_default="the system's temporary folder",
-    help="Folder for temporary files, on the disk to measure.",
-)
-floor_size = click.option(
-    "--floor-bytes",
-    "floor_size",
-    type=SizeParam(),
-    default="512MiB",
-    show_default=True,
-    help="Bytes to write and read when measuring the disk itself.",
-)
-measured_cluster = cluster_options.given_cluster(
-    text="Cluster to measure; by default a temporary one. QUIRE_CLUSTER does not set it."
-)
-bookies = click.option(
-    "--bookies",
-    type=click.IntRange(1, 64),
-    default=1,
-    show_default=True,
-    help="Bookies of the temporary cluster.",
-)
-entry_size = click.option(
-    "--entry-size",
-    type=SizeParam(lowest=1),
-    default="1KiB",
-    show_default=True,
-    help="Bytes of each payload.",
-)
-message_size = click.option(
-    "--message-size",
-    type=SizeParam(),
-    default="100",
-    show_default=True,
-    help="Bytes of each value.",
-)
-partitions = click.option(
-    "--partitions",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Partitions of the topic.",
-)
-message_batch = click.option(
-    "--batch",
-    type=click.IntRange(1),
-    default=1000,
-    show_default=True,
-    metavar="COUNT",
-    help="Messages in each batch.",
-)
-compression = click.option(
-    "--compression",
-    type=click.Choice(["none", "zstd", "lz4"]),
-    default="none",
-    help="Compression of batches.",
-)
-send_rate = click.option(
-    "--rate",
-    type=FiniteRange(1),
-    default=1000.0,
-    show_default=True,
-    help="Messages a second of the sends at a fixed rate.",
-)
-send_seconds = click.option(
-    "--rate-seconds",
-    "rate_s",
-    type=FiniteRange(0),
-    default=5.0,
-    show_default=True,
-    help="Duration of the sends at a fixed rate.",
-)
 
 
 # --- options of ledgers -------------------------------------------------------------------

@@ -15,7 +15,7 @@ import trio
 
 from ledger_client.client import Client, connect
 from ledger_client.commands import options
-from ledger_client.commands.bench import usage
+from ledger_client.commands.bench import load_options, usage
 from ledger_client.commands.bench.disk import Floor, floor_of, foreign_disk
 from ledger_client.commands.bench.load import (
     CHANGES_MAX,
@@ -102,8 +102,8 @@ class AppendResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command()
-@options.measured_cluster
-@options.bookies
+@load_options.measured_cluster
+@load_options.bookies
 @click.option(
     "--ensemble",
     type=click.IntRange(1, ENSEMBLE_MAX),
@@ -122,7 +122,7 @@ class AppendResult(msgspec.Struct, frozen=True, kw_only=True):
     show_default="more than half of the write quorum",
     help="Copies that must be durable before the acknowledgement.",
 )
-@options.entry_size
+@load_options.entry_size
 @click.option(
     "--entries",
     type=click.IntRange(1),
@@ -131,7 +131,7 @@ class AppendResult(msgspec.Struct, frozen=True, kw_only=True):
 )
 @click.option(
     "--seconds",
-    type=options.FiniteRange(0),
+    type=load_options.FiniteRange(0),
     default=0.0,
     help="Stop after this many seconds; 0 for no limit.",
 )
@@ -149,12 +149,12 @@ class AppendResult(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--pipelined/--synchronous", default=True, help="Send ahead, or wait for each entry.")
 @click.option(
     "--rate",
-    type=options.FiniteRange(0),
+    type=load_options.FiniteRange(0),
     default=0.0,
     help="Entries to send a second; 0 for as many as possible.",
 )
-@options.folder
-@options.floor_size
+@load_options.folder
+@load_options.floor_size
 @options.as_json
 def append(
     *,

@@ -24,6 +24,7 @@ import trio
 
 from ledger_client.client import Client, connect
 from ledger_client.commands import options
+from ledger_client.commands.bench import load_options
 from ledger_client.commands.outcome import finish
 from ledger_client.commands.sandbox import open_sandbox
 from ledger_client.jobs.compaction.job import Runner
@@ -71,7 +72,7 @@ class CompactResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command()
-@options.bookies
+@load_options.bookies
 @click.option(
     "--partitions",
     type=click.IntRange(1),
@@ -79,7 +80,7 @@ class CompactResult(msgspec.Struct, frozen=True, kw_only=True):
     show_default=True,
     help="Partitions of the topic.",
 )
-@options.message_size
+@load_options.message_size
 @click.option(
     "--messages",
     type=click.IntRange(1),
@@ -101,7 +102,7 @@ class CompactResult(msgspec.Struct, frozen=True, kw_only=True):
     show_default=True,
     help="Measured runs of each way.",
 )
-@options.folder
+@load_options.folder
 @options.as_json
 def compact(*, folder: Path | None, as_json: bool, **arguments: object) -> None:
     """Compact a topic, and compare with plain Spark.

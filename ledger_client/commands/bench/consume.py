@@ -16,7 +16,7 @@ import trio
 
 from ledger_client.client import Client, connect
 from ledger_client.commands import options
-from ledger_client.commands.bench import usage
+from ledger_client.commands.bench import load_options, usage
 from ledger_client.commands.bench.comparison import GroupResult, describe
 from ledger_client.commands.bench.disk import Floor, floor_of
 from ledger_client.commands.bench.group import Access, GroupPlan, measure_group
@@ -95,21 +95,21 @@ class ConsumeResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command()
-@options.bookies
-@options.partitions
-@options.message_size
+@load_options.bookies
+@load_options.partitions
+@load_options.message_size
 @click.option(
     "--messages",
     type=click.IntRange(1),
     show_default="400 MiB of them, with --group 100 MiB",
     help="Messages in total; with --group, at least 100000.",
 )
-@options.message_batch
-@options.compression
-@options.send_rate
-@options.send_seconds
-@options.folder
-@options.floor_size
+@load_options.message_batch
+@load_options.compression
+@load_options.send_rate
+@load_options.send_seconds
+@load_options.folder
+@load_options.floor_size
 @click.option("--group", is_flag=True, help="Compare consumers of a group with plain readers.")
 @click.option(
     "--members",
@@ -142,7 +142,7 @@ class ConsumeResult(msgspec.Struct, frozen=True, kw_only=True):
 @click.option(
     "--idle-seconds",
     "idle_s",
-    type=options.FiniteRange(0.1),
+    type=load_options.FiniteRange(0.1),
     default=60.0,
     show_default=True,
     help="With --group: how long the processor time of waiting is measured.",

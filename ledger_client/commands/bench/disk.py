@@ -23,6 +23,7 @@ import msgspec
 import trio
 
 from ledger_client.commands import options
+from ledger_client.commands.bench import load_options
 from ledger_client.commands.bench.load import Percentiles, Samples
 from ledger_client.commands.options import SizeParam
 from ledger_client.commands.outcome import finish
@@ -163,7 +164,7 @@ def _mb_per_s(size: int, seconds: float) -> float:
 
 
 @click.command()
-@options.folder
+@load_options.folder
 @click.option(
     "--bytes",
     "size",

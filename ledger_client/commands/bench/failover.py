@@ -20,6 +20,7 @@ import trio
 
 from ledger_client.client import connect
 from ledger_client.commands import options
+from ledger_client.commands.bench import load_options
 from ledger_client.commands.bench.load import Load, apply_load, batch_for
 from ledger_client.commands.options import NewLedger, Quorums
 from ledger_client.commands.outcome import finish
@@ -69,15 +70,15 @@ class FailoverResult(msgspec.Struct, frozen=True, kw_only=True):
     help="Bookies of the temporary cluster.",
 )
 @options.quorums
-@options.entry_size
+@load_options.entry_size
 @click.option(
     "--seconds",
-    type=options.FiniteRange(0.1),
+    type=load_options.FiniteRange(0.1),
     default=3.0,
     show_default=True,
     help="Duration of each of the three phases.",
 )
-@options.folder
+@load_options.folder
 @options.as_json
 def failover(
     *,

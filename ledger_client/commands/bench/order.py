@@ -23,7 +23,7 @@ import trio
 
 from ledger_client.client import Client, connect
 from ledger_client.commands import options
-from ledger_client.commands.bench import usage
+from ledger_client.commands.bench import load_options, usage
 from ledger_client.commands.bench.load import Percentiles, Samples, send_many
 from ledger_client.commands.outcome import finish
 from ledger_client.commands.progress import show_part
@@ -102,9 +102,9 @@ class OrderResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command()
-@options.bookies
-@options.partitions
-@options.message_size
+@load_options.bookies
+@load_options.partitions
+@load_options.message_size
 @click.option(
     "--messages",
     type=click.IntRange(1),
@@ -121,14 +121,14 @@ class OrderResult(msgspec.Struct, frozen=True, kw_only=True):
 )
 @click.option(
     "--rate",
-    type=options.FiniteRange(0.1),
+    type=load_options.FiniteRange(0.1),
     default=10.0,
     show_default=True,
     help="Messages a second of each of them.",
 )
 @click.option(
     "--seconds",
-    type=options.FiniteRange(0.1),
+    type=load_options.FiniteRange(0.1),
     default=20.0,
     show_default=True,
     help="How long lags are measured.",
@@ -143,12 +143,12 @@ class OrderResult(msgspec.Struct, frozen=True, kw_only=True):
 @click.option(
     "--idle-seconds",
     "idle_s",
-    type=options.FiniteRange(0.1),
+    type=load_options.FiniteRange(0.1),
     default=20.0,
     show_default=True,
     help="How long the processor time of these is measured.",
 )
-@options.folder
+@load_options.folder
 @options.as_json
 def order(*, folder: Path | None, as_json: bool, **arguments: object) -> None:
     """Measure what one order of all messages costs, and how late it is.

@@ -17,7 +17,7 @@ import trio
 
 from ledger_client.client import Client, connect
 from ledger_client.commands import options
-from ledger_client.commands.bench import usage
+from ledger_client.commands.bench import load_options, usage
 from ledger_client.commands.bench.disk import Floor, floor_of, foreign_disk
 from ledger_client.commands.bench.load import (
     Percentiles,
@@ -117,8 +117,8 @@ class ProduceResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command()
-@options.measured_cluster
-@options.bookies
+@load_options.measured_cluster
+@load_options.bookies
 @click.option(
     "--replication",
     type=click.IntRange(1, REPLICATION_MAX),
@@ -131,13 +131,13 @@ class ProduceResult(msgspec.Struct, frozen=True, kw_only=True):
     show_default="more than half of them",
     help="Copies that must be durable before the acknowledgement.",
 )
-@options.partitions
-@options.message_size
+@load_options.partitions
+@load_options.message_size
 @click.option(
     "--messages", type=click.IntRange(1), show_default="400 MiB of them", help="Messages in total."
 )
 @click.option("--arrow/--list", default=False, help="Pass an Arrow array or a list to send_many().")
-@options.compression
+@load_options.compression
 @click.option(
     "--tasks",
     type=click.IntRange(1),
@@ -152,10 +152,10 @@ class ProduceResult(msgspec.Struct, frozen=True, kw_only=True):
     show_default=True,
     help="Messages that these tasks send in total.",
 )
-@options.send_rate
-@options.send_seconds
-@options.folder
-@options.floor_size
+@load_options.send_rate
+@load_options.send_seconds
+@load_options.folder
+@load_options.floor_size
 @metrics_port
 @options.as_json
 def produce(*, as_json: bool, **arguments: object) -> None:

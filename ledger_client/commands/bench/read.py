@@ -15,7 +15,7 @@ import trio
 
 from ledger_client.client import Client, connect
 from ledger_client.commands import options
-from ledger_client.commands.bench import usage
+from ledger_client.commands.bench import load_options, usage
 from ledger_client.commands.bench.disk import Floor, floor_of
 from ledger_client.commands.bench.load import Load, Percentiles, Samples, apply_load, batch_for
 from ledger_client.commands.bench.usage import counter_total
@@ -68,7 +68,7 @@ class ReadResult(msgspec.Struct, frozen=True, kw_only=True):
     show_default=True,
     help="All entries in order, or random single ones.",
 )
-@options.entry_size
+@load_options.entry_size
 @click.option(
     "--bytes",
     "size",
@@ -79,9 +79,9 @@ class ReadResult(msgspec.Struct, frozen=True, kw_only=True):
 )
 @click.option("--reads", type=click.IntRange(1), default=20_000, help="For --order random.")
 @click.option("--outstanding", type=click.IntRange(1), default=8, help="For --order random.")
-@options.bookies
-@options.folder
-@options.floor_size
+@load_options.bookies
+@load_options.folder
+@load_options.floor_size
 @options.as_json
 def read(
     *,

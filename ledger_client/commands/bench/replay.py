@@ -14,7 +14,7 @@ import trio
 
 from ledger_client.client import Client, connect
 from ledger_client.commands import options
-from ledger_client.commands.bench import usage
+from ledger_client.commands.bench import load_options, usage
 from ledger_client.commands.bench.disk import Floor, floor_of
 from ledger_client.commands.bench.load import send_many
 from ledger_client.commands.outcome import finish
@@ -62,9 +62,9 @@ class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command()
-@options.bookies
-@options.partitions
-@options.message_size
+@load_options.bookies
+@load_options.partitions
+@load_options.message_size
 @click.option(
     "--messages", type=click.IntRange(1), show_default="200 MiB of them", help="Messages in total."
 )
@@ -76,8 +76,8 @@ class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
     help="How the replay merges lanes.",
 )
 @click.option("--verify", is_flag=True, help="Include reading the target back.")
-@options.folder
-@options.floor_size
+@load_options.folder
+@load_options.floor_size
 @options.as_json
 def replay(
     *, messages: int | None, folder: Path | None, as_json: bool, **arguments: object

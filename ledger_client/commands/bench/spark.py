@@ -22,6 +22,7 @@ import trio
 
 from ledger_client.client import connect
 from ledger_client.commands import options
+from ledger_client.commands.bench import load_options
 from ledger_client.commands.bench.usage import Residence
 from ledger_client.commands.outcome import interruptible
 from ledger_client.commands.sandbox import open_sandbox
@@ -83,8 +84,8 @@ class SparkResult(msgspec.Struct, frozen=True, kw_only=True):
 @click.option(
     "--messages", type=click.IntRange(1), show_default="500 MB of them", help="Messages in total."
 )
-@options.message_size
-@options.message_batch
+@load_options.message_size
+@load_options.message_batch
 @click.option(
     "--partitions",
     type=click.IntRange(0),
@@ -97,7 +98,7 @@ class SparkResult(msgspec.Struct, frozen=True, kw_only=True):
 @click.option(
     "--cores", type=click.IntRange(1), default=2, show_default=True, help="Cores for Spark."
 )
-@options.folder
+@load_options.folder
 @options.as_json
 def spark(*, messages: int | None, folder: Path | None, as_json: bool, **arguments: object) -> None:
     """Read a topic by Spark, and compare with its fastest sources.

@@ -11,6 +11,7 @@ import trio
 
 from ledger_client.client import Client, connect
 from ledger_client.commands import options
+from ledger_client.commands.bench import load_options
 from ledger_client.commands.bench.load import Percentiles, Samples
 from ledger_client.commands.outcome import finish
 from ledger_client.commands.sandbox import open_sandbox
@@ -48,8 +49,8 @@ class OracleResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command()
-@options.measured_cluster
-@options.bookies
+@load_options.measured_cluster
+@load_options.bookies
 @click.option(
     "--tasks",
     type=click.IntRange(1, 100_000),
@@ -65,7 +66,11 @@ class OracleResult(msgspec.Struct, frozen=True, kw_only=True):
     help="Timestamps in one request of these tasks.",
 )
 @click.option(
-    "--seconds", type=options.FiniteRange(0.1), default=3.0, show_default=True, help="Per phase."
+    "--seconds",
+    type=load_options.FiniteRange(0.1),
+    default=3.0,
+    show_default=True,
+    help="Per phase.",
 )
 @options.as_json
 def bench(
