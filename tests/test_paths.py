@@ -10,8 +10,8 @@ import pytest
 
 TOOL = Path(__file__).resolve().parent / "support/path_of_one_message.py"
 FILES_MAX = {
-    # A few more than docs/design.md says: on a slow or busy host a look for progress, for what is new
-    # in the metadata, or an announcement of what is confirmed falls into every try.
+    # A few more than docs/design.md says: on a slow or busy host a look for progress, for what is
+    # new in the metadata, or an announcement of what is confirmed falls into every try.
     "producer.send": 24,
     "ledger.append": 10,
     "ledger.read": 16,

@@ -60,7 +60,7 @@ from metadata.groups.rows import (
     members_prefix,
     progress_prefix,
 )
-from metadata.groups.shares import shares_prefix, wants_prefix
+from metadata.groups.shares import group_prefixes
 from metadata.leadership import Term
 from metadata.listings import Listing
 from metadata.office import answer_of
@@ -477,7 +477,7 @@ class Office:
                 _log.warning("group %s is not wholly deleted yet: %s", name, failure)
 
     async def _clear(self, name: str) -> None:
-        for prefix in _prefixes(name):
+        for prefix in group_prefixes(name):
             while page := await self._store.list(prefix, limit=DELETED_AT_ONCE):
                 await self._store.transact([self.term.check, *(Delete(key) for key, _ in page)])
 
@@ -489,7 +489,7 @@ class Office:
         """
         name, group = leaving.group, hosted.group
         async with hosted.turn:
-            for prefix in _prefixes(name)[1:]:
+            for prefix in group_prefixes(name)[1:]:
                 if await self._store.list(prefix, limit=1):
                     return False
             if hosted.is_deleted or not hosted.is_only_for(leaving.member, leaving.run):
@@ -559,7 +559,9 @@ class Office:
 
     async def _read_topics(self) -> None:
         listing = Listing(self._store, TOPICS, decode_topic, unreadable=self._unreadable)
-        found = {topic.name: _inventory(topic) async for topic in listing if _is_active(topic)}
+        found = {
+            topic.name: _inventory(topic) async for topic in listing if topic.state == "active"
+        }
         for name in found.keys() | self._topics.keys():
             self._note_topic(name, found.get(name))
 
@@ -571,7 +573,7 @@ class Office:
         except BadRecord as wrong:
             self._pass_over(key, wrong)
             return
-        self._note_topic(name, _inventory(topic) if topic and _is_active(topic) else None)
+        self._note_topic(name, _inventory(topic) if topic and topic.state == "active" else None)
 
     def _note_topic(self, name: str, topic: Inventory | None) -> None:
         if self._topics.get(name) == topic:
@@ -592,14 +594,6 @@ class Office:
 
 def _no_such(group: str) -> BadGroup:
     return BadGroup(f"there is no group {group}; `quire group list` shows all")
-
-
-def _prefixes(name: str) -> tuple[str, ...]:
-    return members_prefix(name), wants_prefix(name), shares_prefix(name), progress_prefix(name)
-
-
-def _is_active(topic: TopicRecord) -> bool:
-    return topic.state == "active"
 
 
 def _inventory(topic: TopicRecord) -> Inventory:

@@ -24,7 +24,16 @@ from typing import Annotated
 import msgspec
 
 from metadata.groups.assignment import Part
-from metadata.groups.rows import SLOTS, LaneProgress, Partition, Wanted, check_group, member_key
+from metadata.groups.rows import (
+    SLOTS,
+    LaneProgress,
+    Partition,
+    Wanted,
+    check_group,
+    member_key,
+    members_prefix,
+    progress_prefix,
+)
 from metadata.records import decode_row
 from metadata.store import MetadataStore, items_under
 from metadata.topics import Count
@@ -112,6 +121,12 @@ def wants_prefix(group: str) -> str:
     """Return the prefix of the keys of members without work. Raises ValueError."""
     check_group(group)
     return f"{SHARE_WANTS}{group}/"
+
+
+def group_prefixes(group: str) -> tuple[str, ...]:
+    """Return the prefixes of all rows of a group but its own; members come first."""
+    own = wants_prefix(group), shares_prefix(group)
+    return members_prefix(group), *own, progress_prefix(group)
 
 
 def want_key(group: str, member: str) -> str:
