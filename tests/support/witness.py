@@ -28,13 +28,15 @@ from ledger_client.ledgers.catalogue import LedgerInfo
 from ledger_client.ledgers.entries import EntryBatch
 from metadata.records import LedgerRecord
 
+_READS = count(1)
+"""Each read has a name of its own, whoever makes it."""
+
 
 class Witness:
     """Records events under one *name*."""
 
     def __init__(self, history: Recorder, name: str) -> None:
         self._history = history
-        self._reads = count(1)
         self.name = name
 
     def created(self, record: LedgerRecord | LedgerInfo) -> None:
@@ -89,7 +91,7 @@ class Witness:
         It has got all that it asked for, up to *last* or, for None, the ledger's end, if the block
         ends without an exception.
         """
-        witness = Witness(self._history, f"{self.name} #{next(self._reads)}")
+        witness = Witness(self._history, f"{self.name} #{next(_READS)}")
         self._add(ReadAsked(ledger=ledger_id, reader=witness.name, first=first, last=last))
         yield witness
         self._add(ReadDone(ledger=ledger_id, reader=witness.name))
