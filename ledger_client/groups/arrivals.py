@@ -33,6 +33,8 @@ class Arrivals:
 
     def __init__(self, membership: Awaited) -> None:
         self._membership = membership
+        self.asked = 0
+        """how often the application asked; it may not wait at all"""
         self._event = trio.Event()
         self._found = 0
 
@@ -51,6 +53,7 @@ class Arrivals:
         Raises:
             LedgerError: what ended the membership for good, and what *has_some* raises.
         """
+        self.asked += 1
         self._membership.is_waiting = True
         try:
             while True:

@@ -366,7 +366,7 @@ class GroupConsumer(Openable):
     # --- the whole -----------------------------------------------------------------------
 
     def _taken(self) -> object:
-        return self._delivery.taken()
+        return self._delivery.taken(), self._arrivals.asked
 
     def _arrive(self) -> None:
         self._delivery.arrive()

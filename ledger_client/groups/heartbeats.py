@@ -45,7 +45,7 @@ class Pulse:
     Args:
         name: of the group, of the member, and of its run.
         beat_s: between two reports.
-        progress: returns something that changes as the application takes messages.
+        progress: returns something that changes as the application takes or asks for messages.
         on_answer: called in the owner's loop with each answer.
 
     Attributes:

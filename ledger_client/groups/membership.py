@@ -51,7 +51,7 @@ class Membership:
         options: the consumer's.
         wanted: the topics that it wants.
         heartbeats: reports it.
-        progress: returns something that changes as the application takes messages.
+        progress: returns something that changes as the application takes or asks for messages.
         apply: called with each new row, `None` once the member is none any more.
         prepare: called before the member joins. Raises MetadataUnavailable.
         wake: called when a call of the application that waits is to raise something.

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ from bookie.disk import DiskGuard
 from bookie.drain import DrainState
 from bookie.host import Host
 from bookie.metrics import BookieMetrics
+from bookie.security import Security
+from bookie.server import Server
 from bookie.stall import StallWatch
 from bookie.upkeep import Upkeep
 from metadata.groups.coordinator import Coordinator
@@ -42,8 +45,9 @@ FAMILIES = {
 class Scrape:
     """A bookie whose metrics can be read."""
 
-    def __init__(self, peer: Peer, registry: CollectorRegistry) -> None:
+    def __init__(self, peer: Peer, server: Server, registry: CollectorRegistry) -> None:
         self.peer = peer
+        self.server = server
         self._registry = registry
 
     def text(self) -> str:
@@ -68,7 +72,16 @@ async def scraped(folder: Path) -> AsyncIterator[Scrape]:
         host = Host("b1", "h:1", rig.storage, drain, disk.changed, registry, *led)
         stall = StallWatch(rig.storage, rig.server, disk, config)
         registry.register(BookieMetrics(rig.storage, rig.server, disk, stall, upkeep, host))
-        yield Scrape(rig.connect(), registry)
+        yield Scrape(rig.connect(), rig.server, registry)
+
+
+async def test_the_end_of_a_certificate_is_told_where_there_is_one(tmp_path: Path) -> None:
+    name = "certificate_expires_timestamp_seconds"
+    async with scraped(tmp_path) as bookie:
+        assert f"quire_bookie_{name}" not in bookie.text()
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        bookie.server.security = Security(context, expires_s=2e9)
+        assert bookie.value(name) == 2e9
 
 
 async def test_every_family_is_there_with_help_and_a_unit(tmp_path: Path) -> None:

@@ -329,6 +329,12 @@ int renameat(int from_fd, const char *from, int to_fd, const char *to)
     return rename_any(from_fd, from, to_fd, to);
 }
 
+int renameat2(int from_fd, const char *from, int to_fd, const char *to, unsigned flags)
+{
+    return two_names(NEXT(renameat2)(from_fd, from, to_fd, to, flags), RENAME, from_fd, from, to_fd,
+                     to);
+}
+
 static int one_name(int result, uint32_t kind, int fd, const char *path)
 {
     char room[PATH_MAX];

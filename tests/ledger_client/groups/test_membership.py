@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from types import SimpleNamespace
 
@@ -166,6 +167,25 @@ async def test_a_member_that_asks_all_the_time_and_never_waits_stays(
             await trio.sleep(0.0937)  # no beat comes at the moment of a poll
         (member,) = (await client.groups.describe("billing")).members
         assert (member.record.epoch, member.polled_s) == (2, 0)
+
+
+async def test_a_member_without_partitions_that_never_waits_stays(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has nothing to take from, so only that it asks can be seen."""
+    monkeypatch.setattr(heartbeats, "time", SimpleNamespace(monotonic=trio.current_time))
+    async with shop() as (_, client), AsyncExitStack() as stack:
+        consumers = [
+            await stack.enter_async_context(client.consumer(ORDERS, group="billing", poll_s_max=30))
+            for _ in range(PARTITIONS + 1)
+        ]
+        for _ in range(600):
+            for consumer in consumers:
+                assert await consumer.poll(wait_s=0) == []
+            await trio.sleep(0.0937)
+        assert sum(not consumer.assignment() for consumer in consumers) == 1
+        members = (await client.groups.describe("billing")).members
+        assert [member.polled_s for member in members] == [0] * len(consumers)
 
 
 async def test_a_member_that_may_not_come_back_is_told_so_and_may_ask_again(
