@@ -17,6 +17,7 @@ import io
 import os
 import sys
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import trio
@@ -190,14 +191,33 @@ async def _append(
 # Writes go past every buffer. One blocks while nobody reads, so it runs on a thread
 # that a cancellation can abandon.
 
+ABANDON_S = 0.2
+"""After a cancellation, a write that is under way has so long to end."""
+
 
 async def put(data: bytes) -> None:
     """Write *data* to standard output.
 
+    It returns if all was written, also after a cancellation: whoever reads it may have it, and
+    have sent the signal that ends the command. The next wait is cancelled then.
+
     Raises:
         BrokenPipeError: its reader is gone.
     """
-    await trio.to_thread.run_sync(_write, sys.stdout.fileno(), data, abandon_on_cancel=True)
+    written, token = trio.Event(), trio.lowlevel.current_trio_token()
+
+    def write() -> None:
+        _write(sys.stdout.fileno(), data)
+        with suppress(trio.RunFinishedError):
+            token.run_sync_soon(written.set)
+
+    try:
+        await trio.to_thread.run_sync(write, abandon_on_cancel=True)
+    except trio.Cancelled:
+        with trio.move_on_after(ABANDON_S, shield=True):
+            await written.wait()
+        if not written.is_set():
+            raise
 
 
 def _write(descriptor: int, data: bytes) -> None:

@@ -1,9 +1,16 @@
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+
 import pytest
+import trio
 from hypothesis import given, strategies
 
-from ledger_client.commands.streams import Frames, Lines, Splitter, join_framed
+from ledger_client.commands import streams
+from ledger_client.commands.streams import Frames, Lines, Splitter, join_framed, put
 from metadata.outcome import CommandFailed
 
 CHUNKS = strategies.lists(
@@ -70,3 +77,54 @@ def test_every_cut_of_a_framed_stream_is_noticed() -> None:
 def test_a_framed_size_beyond_an_entry_is_refused_before_its_bytes_come() -> None:
     with pytest.raises(CommandFailed, match="record 2 claims 7 bytes"):
         Frames(6).feed(join_framed([b"ok"]) + (7).to_bytes(4, "big"))
+
+
+# --- to standard output -------------------------------------------------------------------
+
+
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The other end of a pipe that is the standard output."""
+    reads, writes = os.pipe()
+    stdout = SimpleNamespace(fileno=lambda: writes)
+    monkeypatch.setattr(streams, "sys", SimpleNamespace(stdout=stdout))
+    yield reads
+    os.close(reads)
+    os.close(writes)
+
+
+async def test_what_its_reader_has_is_written_though_the_reader_ended_the_command_at_once(
+    reader: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a consumer would not commit what was printed."""
+    token, write = trio.lowlevel.current_trio_token(), streams._write
+
+    def write_and_be_cancelled(descriptor: int, data: bytes) -> None:
+        write(descriptor, data)
+        assert os.read(reader, 100) == data
+        token.run_sync_soon(scope.cancel)
+        is_cancelled.wait(60)
+
+    monkeypatch.setattr(streams, "_write", write_and_be_cancelled)
+    is_cancelled, is_printed = threading.Event(), False
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_set_once_cancelled, is_cancelled)
+            await put(b"line\n")
+            is_printed = True
+            await trio.lowlevel.checkpoint()
+    assert scope.cancelled_caught
+    assert is_printed
+
+
+async def test_a_reader_that_reads_nothing_does_not_hold_the_end_back(reader: int) -> None:
+    with trio.move_on_after(0.1) as scope:
+        await put(bytes(1 << 20))
+    assert scope.cancelled_caught
+
+
+async def _set_once_cancelled(event: threading.Event) -> None:
+    try:
+        await trio.sleep_forever()
+    finally:
+        event.set()
