@@ -278,7 +278,7 @@ async def new_record(
     if plan.ledger_id is not None:
         await _check_free(plan.ledger_id, catalogue)
     await catalogue.refresh_clock()
-    ensemble = await placement.new_ensemble(plan.ensemble_size, plan.write_quorum)
+    ensemble = await placement.new_ensemble(plan.ensemble_size, plan.write_quorum, plan.ack_quorum)
     ledger_id = await catalogue.new_id() if plan.ledger_id is None else plan.ledger_id
     return LedgerRecord(
         ledger_id=ledger_id,

@@ -5,7 +5,8 @@ same few. So bookies are drawn without replacement, each with a weight: its free
 bytes, divided by its load relative to the average. In the order of this draw they are spread
 over racks (racks.py): the copies of an entry are on as many as possible.
 
-A bookie that failed recently is in quarantine and is chosen only if no other is left.
+A bookie that failed recently is in quarantine and is chosen only if no other is left. So is one in
+limbo, and for new ledgers alone: of an older one it may have forgotten that it is fenced.
 A dead bookie stays registered until its lease runs out, so every chosen bookie must
 accept a connection before it counts.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 import msgspec
@@ -87,8 +89,10 @@ class Placement:
         """Record a failure: for a while this bookie is chosen only after all others."""
         self._quarantine.failed(bookie_id)
 
-    async def new_ensemble(self, size: int, write_quorum: int) -> list[str]:
+    async def new_ensemble(self, size: int, write_quorum: int, ack_quorum: int) -> list[str]:
         """Return *size* bookies for a new ledger, all of them connected.
+
+        Fewer than *ack_quorum* are in limbo: the others can tell what a dead writer's end is.
 
         Raises:
             NotEnoughBookies: fewer take writes and can be reached, or they are on too few racks.
@@ -98,7 +102,8 @@ class Placement:
         unreachable: dict[str, BookieUnavailable] = {}
         while True:
             try:
-                chosen = self._choose(live, size, write_quorum, unreachable)
+                limbo_max = ack_quorum - 1
+                chosen = self._choose(live, size, write_quorum, unreachable, limbo_max)
             except NotEnoughBookies as few:
                 for failure in [*unreachable.values()][:NAMED_MAX]:
                     few.add_note(f"not counted: {failure}")
@@ -144,9 +149,15 @@ class Placement:
         return vacant.filled
 
     def _choose(
-        self, live: Sequence[BookieRecord], size: int, write_quorum: int, exclude: Collection[str]
+        self,
+        live: Sequence[BookieRecord],
+        size: int,
+        write_quorum: int,
+        exclude: Collection[str],
+        limbo_max: int,
     ) -> list[str]:
-        calm = [bookie for bookie in live if bookie.bookie_id not in self._quarantine]
+        sound = [bookie for bookie in live if not bookie.limbo]
+        calm = [bookie for bookie in sound if bookie.bookie_id not in self._quarantine]
         choose = partial(
             choose_ensemble,
             ensemble_size=size,
@@ -155,16 +166,21 @@ class Placement:
             chance=self._chance,
             exclude=exclude,
         )
-        try:
+        with suppress(NotEnoughBookies):
             return choose(calm)
-        except NotEnoughBookies:
-            return choose(live)
+        lacking = size - sum(_takes_writes(bookie, exclude) for bookie in sound)
+        if not 0 < lacking <= limbo_max:
+            return choose(sound)
+        others = [b for b in live if b.limbo and _takes_writes(b, exclude)]
+        drawn = _drawn(others, self._chance)[:lacking]
+        return choose([b for b in live if not b.limbo or b.bookie_id in drawn])
 
     def _spares(
         self, live: Sequence[BookieRecord], tried: Collection[str], *, urgent: bool
     ) -> list[list[str]]:
         """Return the bookies to choose from, in groups: the second one only after the first."""
-        drawn = _drawn([b for b in live if _takes_writes(b, tried)], self._chance)
+        able = [b for b in live if not b.limbo and _takes_writes(b, tried)]
+        drawn = _drawn(able, self._chance)
         calm = [bookie for bookie in drawn if bookie not in self._quarantine]
         return [calm, [b for b in drawn if b in self._quarantine]] if urgent else [calm]
 
@@ -185,7 +201,7 @@ def choose_ensemble(
     """Return the ids of *ensemble_size* different bookies that take writes, in ensemble order.
 
     Args:
-        bookies: the live ones; those that are read-only, in limbo or draining are skipped.
+        bookies: the live ones; those that are read-only or draining are skipped.
         ensemble_size: how many to choose.
         write_quorum: how many of them in a row hold an entry; `None`: all.
         racks_min: how many racks each entry must be on, at most as many as it has copies.
@@ -287,7 +303,7 @@ class Seats:
 
 
 def _takes_writes(bookie: BookieRecord, exclude: Collection[str]) -> bool:
-    closed = bookie.read_only or bookie.limbo or bookie.draining
+    closed = bookie.read_only or bookie.draining
     return not closed and bookie.bookie_id not in exclude
 
 

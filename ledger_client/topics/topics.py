@@ -572,7 +572,7 @@ class Topics:
         if wanted is not None and not isinstance(wanted, int):
             raise TypeError(f"replication takes an int, not {wanted!r}")
         bookies = await self._context.ledgers.list_bookies()
-        live = sum(not (each.read_only or each.limbo or each.draining) for each in bookies)
+        live = sum(not (each.read_only or each.draining) for each in bookies)
         if wanted is None:
             wanted = min(REPLICATION, max(await self._count_bookies(bookies), 1))
         if live < wanted:

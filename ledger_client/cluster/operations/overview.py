@@ -32,9 +32,9 @@ class BookieOverview(msgspec.Struct, frozen=True):
 
     bookie_id: str
     state: str
-    """"writable", or why it gets no new entries: "lost", "draining", "limbo", "stalled",
-    "read-only", "unreadable" if its registration cannot be decoded, or "decommissioned" if it
-    was, and still runs"""
+    """"writable", or why it gets no new entries: "lost", "draining", "limbo" (some, if there are
+    too few others), "stalled", "read-only", "unreadable" if its registration cannot be decoded,
+    or "decommissioned" if it was, and still runs"""
     registered: bool = False
     address: str = ""
     capacity: int = 0

@@ -301,10 +301,14 @@ class Census:
         """Return True if it is alive and may have lost entries."""
         return bookie_id in self.live and self.live[bookie_id].limbo
 
+    def takes(self, bookie_id: str) -> bool:
+        """Return True if it takes the entries of ledgers that name it."""
+        return bookie_id in self.live and not self.live[bookie_id].read_only
+
     @property
     def takers(self) -> int:
         """How many bookies take the entries of new ledgers."""
-        return sum(self.stays(b) and not each.read_only for b, each in self.live.items())
+        return sum(self.stays(bookie) and self.takes(bookie) for bookie in self.live)
 
     def all_lost(self) -> set[str]:
         """Return the lost bookies, of all that have a cookie or were seen alive."""

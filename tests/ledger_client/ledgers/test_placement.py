@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import msgspec
 import pytest
 import trio
 from hypothesis import given, strategies as st
@@ -38,7 +39,7 @@ records = st.lists(
 def test_an_ensemble_has_different_writable_bookies_that_are_not_excluded(
     bookies: list[BookieRecord], size: int, exclude: set[str], seed: int
 ) -> None:
-    able = {b.bookie_id for b in bookies if not (b.read_only or b.limbo or b.draining)} - exclude
+    able = {b.bookie_id for b in bookies if not (b.read_only or b.draining)} - exclude
     chance = random.Random(seed)
     if len(able) < size:
         with pytest.raises(NotEnoughBookies) as few:
@@ -93,6 +94,46 @@ async def test_a_bookie_that_failed_lately_is_chosen_when_no_other_is_left(
         cluster.revive("b2")
         async with client.ledgers.create(4, 3, 2) as ledger:
             assert "b2" in ledger.metadata.fragments[0].bookies
+
+
+async def test_a_bookie_in_limbo_is_chosen_for_new_ledgers_when_no_other_is_left(
+    autojump_clock: MockClock,
+) -> None:
+    """It takes no place in an older one: it may have forgotten that this one is fenced."""
+    async with memory_cluster(4) as cluster, cluster.client() as client:
+        told = cluster.store.bookies
+        told["b2"] = msgspec.structs.replace(told["b2"], limbo=True)
+        for _ in range(20):
+            async with client.ledgers.create(3, 3, 2) as ledger:
+                assert "b2" not in ledger.metadata.fragments[0].bookies
+        async with client.ledgers.create(3, 3, 2) as ledger:
+            await ledger.append(b"zero")
+            cluster.kill("b4")
+            await ledger.append(b"one")
+            await trio.sleep(10)
+            assert "b2" not in ledger.metadata.fragments[-1].bookies
+            async with client.ledgers.create(3, 3, 2) as another:
+                await another.append(b"zero")
+                assert set(another.metadata.fragments[0].bookies) == {"b1", "b2", "b3"}
+
+
+async def test_no_ledger_has_more_bookies_in_limbo_than_it_needs_nor_than_recovery_can_do_without(
+    autojump_clock: MockClock,
+) -> None:
+    """They never deny an entry: with too many of them nobody could tell where a ledger ends."""
+    async with memory_cluster(5) as cluster, cluster.client() as client:
+        told = cluster.store.bookies
+        for name in ("b3", "b4", "b5"):
+            told[name] = msgspec.structs.replace(told[name], limbo=True)
+        for _ in range(20):
+            async with client.ledgers.create(3, 3, 2) as ledger:
+                assert {"b1", "b2"} < set(ledger.metadata.fragments[0].bookies)
+        for quorums in ((3, 3, 1), (4, 4, 2)):
+            with pytest.raises(NotEnoughBookies):
+                async with client.ledgers.create(*quorums):
+                    pass
+        async with client.ledgers.create(4, 4, 3):
+            pass
 
 
 async def test_a_registration_that_cannot_be_decoded_stops_no_placement(
