@@ -216,7 +216,8 @@ def _merged(known: UnderReplicated, fresh: UnderReplicated) -> UnderReplicated:
     # An empty list means any of them.
     bookies = sorted({*known.bookies, *fresh.bookies}) if known.bookies else []
     damaged = _all_runs([*known.damaged, *fresh.damaged])
-    return msgspec.structs.replace(known, bookies=bookies, damaged=damaged)
+    whole = [bookie for bookie in known.whole if bookie not in fresh.bookies]
+    return msgspec.structs.replace(known, bookies=bookies, damaged=damaged, whole=whole)
 
 
 def _all_runs(of_all: Iterable[DamagedRun]) -> list[DamagedRun]:

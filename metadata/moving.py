@@ -334,7 +334,7 @@ async def _marked(store: MetadataStore, ledger_id: int) -> Put:
     if found is not None:
         with suppress(BadRecord):
             known = decode_underreplicated(key, found.value)
-            mark = msgspec.structs.replace(known, bookies=[])
+            mark = msgspec.structs.replace(known, bookies=[], whole=[])
     return Put(key, encode_record(mark), ABSENT if found is None else found.version)
 
 

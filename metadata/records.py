@@ -158,6 +158,8 @@ class UnderReplicated(msgspec.Struct, frozen=True):
     """A ledger that has, or may have, fewer sound copies than its write quorum.
 
     *bookies*: those that may lack copies; an empty list means any of them.
+    *whole*: those of the ledger's bookies that, since they were named last, were found to hold all
+    that they should.
     *size*: payload bytes that may have to be copied, if known.
     """
 
@@ -170,6 +172,7 @@ class UnderReplicated(msgspec.Struct, frozen=True):
     attempts: Count = 0
     last_failure: str = ""
     """why the last attempt failed, in one line"""
+    whole: list[str] = []
 
 
 class RepairProgress(msgspec.Struct, frozen=True):

@@ -98,9 +98,10 @@ async def _publish(observer: Observer, registry: CollectorRegistry) -> None:
 
 
 # --- The end of limbo -------------------------------------------------------------------
-# A bookie that may have lost entries marks all ledgers that name it. Workers fill
-# its gaps from the other replicas and remove the marks. When none is left, the bookie holds
-# everything it should, and may deny an entry again.
+# A bookie that may have lost entries marks all ledgers that name it. Workers fill its gaps from
+# the other replicas and remove the marks, or note in them that this bookie is whole, while others
+# are not. Once none is left that may mean it, the bookie holds everything it should, and may deny
+# an entry again.
 
 
 _log = logging.getLogger(__name__)
@@ -126,12 +127,18 @@ async def _restore(store: MetadataStore, host: RepairHost, poll_s: float) -> Non
     if not await _is_published(store, host.bookie_id):
         return  # until then, workers would take an open ledger that names it for sound
     for ledger_id in await _mark_all(store, host.bookie_id):
-        while await read_mark(store, ledger_id) is not None:
+        while await _may_lack(store, ledger_id, host.bookie_id):
             if host.doubts != doubts:
                 return  # a new reason for limbo came up: start over
             await trio.sleep(poll_s)
     if await host.leave_limbo(doubts=doubts):
-        _log.warning("limbo of %s is over: every ledger is whole", host.bookie_id)
+        _log.warning("limbo of %s is over: it has all of its entries", host.bookie_id)
+
+
+async def _may_lack(store: MetadataStore, ledger_id: int, bookie_id: str) -> bool:
+    """Return True while it is not certain that the bookie has all that it should of a ledger."""
+    mark = await read_mark(store, ledger_id)
+    return mark is not None and bookie_id not in mark.content.whole
 
 
 async def _is_published(store: MetadataStore, bookie_id: str) -> bool:

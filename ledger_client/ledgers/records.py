@@ -135,8 +135,9 @@ def merged(known: UnderReplicated, mark: UnderReplicated) -> UnderReplicated:
     anywhere = not (known.bookies and mark.bookies)
     bookies = [] if anywhere else sorted({*known.bookies, *mark.bookies})
     damaged = [*known.damaged, *(run for run in mark.damaged if run not in known.damaged)]
+    whole = [bookie for bookie in known.whole if mark.bookies and bookie not in mark.bookies]
     return msgspec.structs.replace(
-        known, bookies=bookies, damaged=damaged, size=max(known.size, mark.size)
+        known, bookies=bookies, damaged=damaged, size=max(known.size, mark.size), whole=whole
     )
 
 

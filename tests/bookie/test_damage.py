@@ -54,7 +54,10 @@ async def test_damage_is_told_once_however_often_it_is_read(
 
 
 async def test_a_mark_that_is_there_keeps_what_it_says(tmp_path: Path) -> None:
-    known = UnderReplicated(LEDGER, "bookie lost", 7, ["b0"], [DamagedRun("b1", 4, 4)], attempts=2)
+    """But not that this bookie is whole."""
+    known = UnderReplicated(
+        LEDGER, "bookie lost", 7, ["b0"], [DamagedRun("b1", 4, 4)], attempts=2, whole=["b1", "b2"]
+    )
     async with ward(tmp_path) as here:
         await here.store.put(underreplicated_key(LEDGER), encode_record(known))
         assert await here.code(5) == 101
@@ -64,6 +67,7 @@ async def test_a_mark_that_is_there_keeps_what_it_says(tmp_path: Path) -> None:
         assert (mark.reason, mark.since_ms, mark.attempts) == ("bookie lost", 7, 2)
         assert mark.bookies == ["b0", "b1"]
         assert mark.damaged == [DamagedRun("b1", 4, 5)]
+        assert mark.whole == ["b2"]
 
 
 async def test_a_mark_that_cannot_be_read_is_put_anew(tmp_path: Path) -> None:

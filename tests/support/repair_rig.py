@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import trio
 from memory_bookie import MemoryLedger
@@ -88,8 +88,9 @@ async def mark(
     ledger_id: int = 1,
     reason: Reason = "check",
     damaged: list[DamagedRun] | None = None,
+    bookies: Sequence[str] = (),
 ) -> None:
-    await add_mark(cluster.store, new_mark(ledger_id, reason, [], damaged or []))
+    await add_mark(cluster.store, new_mark(ledger_id, reason, bookies, damaged or []))
 
 
 def mark_of(cluster: MemoryCluster, ledger_id: int = 1) -> UnderReplicated | None:

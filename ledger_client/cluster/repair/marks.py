@@ -89,8 +89,8 @@ async def note_outcome(
 ) -> None:
     """Record in a mark why its ledger is not whole, for operators and for other workers.
 
-    Damage is cleared only if the mark is still the one *dealt_with*: in a newer one, the
-    same entries may have been damaged again.
+    Damage is cleared, and bookies are called whole, only if the mark is still the one *dealt_with*:
+    in a newer one, the same entries may have been damaged again.
 
     Raises:
         MetadataError: the store is unavailable, the lease is over, or the mark was changed.
@@ -98,12 +98,14 @@ async def note_outcome(
     mark = await read_mark(store, dealt_with.content.ledger_id)
     if mark is None:
         return
-    damaged = mark.content.damaged
-    if outcome.damaged is not None and mark.version == dealt_with.version:
-        damaged = outcome.damaged
+    damaged, whole = mark.content.damaged, mark.content.whole
+    if mark.version == dealt_with.version:
+        damaged = damaged if outcome.damaged is None else outcome.damaged
+        whole = whole if outcome.whole is None else outcome.whole
     content = msgspec.structs.replace(
         mark.content,
         damaged=damaged,
+        whole=whole,
         last_failure=outcome.reason[:REASON_SIZE_MAX],
         attempts=mark.content.attempts + (outcome.again_s is None),
     )
@@ -141,6 +143,8 @@ class RepairOutcome(msgspec.Struct, frozen=True):
     """try again after this time, as nothing failed; `None`: after a growing pause"""
     damaged: list[DamagedRun] | None = None
     """the part of the mark's damage that remains; `None` if it was not examined"""
+    whole: list[str] | None = None
+    """the bookies that hold all that they should; `None` if they were not asked"""
 
 
 WHOLE = RepairOutcome()

@@ -8,7 +8,7 @@ writer, and then mended as a whole.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import trio
@@ -24,7 +24,7 @@ from ledger_client.cluster.repair.marks import (
     note_outcome,
     read_mark,
 )
-from ledger_client.cluster.repair.plan import Presence, RepairPlan, count
+from ledger_client.cluster.repair.plan import Presence, RepairPlan, count, holds_all
 from ledger_client.cluster.repair.survey import Census, Findings, Survey, damaged_on
 from ledger_client.errors import LedgerError
 from ledger_client.ledgers.ledgers import Ledgers
@@ -98,29 +98,47 @@ class Repairs:
         away = sorted(b for b in _named(record) if self._census.away(b))
         if away:
             return RepairOutcome(f"{', '.join(away)} may come back", AGAIN_S)
-        waiting = self._waiting(record)
+        waiting = self._waiting(record, mark.content.bookies)
         if waiting.again_s == 0.0:
             await self._ledgers.recover(ledger_id, record.password_bytes)
             return RepairOutcome("it was recovered", 0.0)
         mending = Mending(self._store, claim, mark, record, found.version, waiting=waiting)
         return await mending.run(self._survey, self._copier, self._rereads)
 
-    def _waiting(self, record: LedgerRecord) -> RepairOutcome:
+    def _waiting(self, record: LedgerRecord, named: Sequence[str]) -> RepairOutcome:
         """Return the time that an open ledger's writer has left, and the reason for a limit.
 
-        There is no limit while a ledger after this one would not find its bookies.
+        There is no limit while the writer can go on, but in no ledger after this one. *named*: the
+        bookies that may lack copies, none for all of them.
         """
         trouble = "" if record.state is LedgerState.CLOSED else self._trouble(record)
         if not trouble:
             self._patience.forget(record.ledger_id)
             return WHOLE
-        if record.state is LedgerState.OPEN and self._census.takers < record.ensemble_size:
-            # It may go on without this bookie, and once it is fenced, nowhere.
+        if self._has_no_other(record, named):
             self._patience.forget(record.ledger_id)
             reason = f"it is still written, and {trouble}; too few bookies could take another one"
             return RepairOutcome(reason, NO_OTHER_S)
         left_s = self._patience.left_s(record.ledger_id)
         return RepairOutcome(f"it is still written, and {trouble}", max(left_s, 0.0))
+
+    def _has_no_other(self, record: LedgerRecord, named: Sequence[str]) -> bool:
+        """Return True if a writer may go on without a bookie, and once it is fenced, nowhere.
+
+        A bookie in limbo has fenced the ledgers that it had before: its marks name it.
+        """
+        census, places = self._census, record.fragments[-1].bookies
+        if record.state is not LedgerState.OPEN or census.takers >= record.ensemble_size:
+            return False
+        takes = [
+            census.takes(bookie)
+            and not (census.in_limbo(bookie) and (not named or bookie in named))
+            for bookie in places
+        ] * 2
+        return all(
+            sum(takes[start : start + record.write_quorum]) >= record.ack_quorum
+            for start in range(len(places))
+        )
 
     def _trouble(self, record: LedgerRecord) -> str:
         """Describe trouble with the last fragment or the recoverer; "" if there is none."""
@@ -272,10 +290,15 @@ class Mending:
             await self._store.transact([self._claim.check, *changes])
         except VersionConflict as conflict:
             return RepairOutcome(str(conflict), AGAIN_S)
+        complete = sorted(
+            bookie
+            for bookie, runs in findings.presence.items()
+            if runs is not None and holds_all(mended, bookie, runs)
+        )
         if not blocked:
-            return self._waiting
+            return msgspec.structs.replace(self._waiting, whole=complete)
         details = [f"{bookie}: {reason}" for bookie, reason in findings.reasons.items()]
-        return RepairOutcome(joined([blocked, *details]))
+        return RepairOutcome(joined([blocked, *details]), whole=complete)
 
     def _change(self, mended: LedgerRecord) -> Op:
         key = ledger_key(mended.ledger_id)

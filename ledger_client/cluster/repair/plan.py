@@ -96,6 +96,21 @@ def wanted(record: LedgerRecord, fragment: Fragment, end: int, index: int) -> Ru
     )
 
 
+def holds_all(record: LedgerRecord, bookie_id: str, runs: Runs) -> bool:
+    """Return True if *runs* are all that a bookie should hold of a ledger; unknown is False.
+
+    What belongs on a bookie of the last fragment is known once the ledger is closed.
+    """
+    if record.state is not LedgerState.CLOSED and bookie_id in record.fragments[-1].bookies:
+        return False
+    return not any(
+        without(wanted(record, fragment, end, index), runs)
+        for fragment, end in fragment_ends(record)
+        for index, name in enumerate(fragment.bookies)
+        if name == bookie_id
+    )
+
+
 class LedgerShares(msgspec.Struct, frozen=True):
     """The payload bytes that each bookie holds of a closed ledger."""
 

@@ -162,6 +162,29 @@ async def test_a_bookie_stays_in_limbo_while_anything_of_it_is_missing(
         assert "entry 5" in found.last_failure
 
 
+async def test_a_bookie_leaves_limbo_though_its_ledgers_wait_for_another_one(
+    autojump_clock: MockClock, cluster: MemoryCluster
+) -> None:
+    """One is lost, and no other can take its place. What was found before the limbo is no proof."""
+    lay_out(cluster, [(0, "b1 b2 b3")], {"b1": ALL, "b2": ALL, "b3": ALL})
+    lose(cluster, "b2", "b4")
+    await mark(cluster, reason="bookie lost")
+    async with roles(cluster, "b1", "b3") as hosts:
+        await trio.sleep(60)
+        found = mark_of(cluster)
+        assert found is not None
+        assert found.whole == ["b1", "b3"]
+        for entry_id in range(5):
+            del cluster.bookies["b3"].entries(1)[entry_id]
+        hosts["b3"].enter_limbo()
+        while hosts["b3"].limbo:
+            assert mark_of(cluster) is not None
+            held = cluster.bookies["b3"].entries(1).keys()
+            await trio.sleep(0.1)
+        assert held == set(range(10))
+        assert mark_of(cluster) is not None
+
+
 async def test_a_new_doubt_begins_the_comparison_again(
     autojump_clock: MockClock, cluster: MemoryCluster
 ) -> None:

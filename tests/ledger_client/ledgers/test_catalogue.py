@@ -153,6 +153,10 @@ def test_what_is_said_of_a_ledger_adds_up() -> None:
     mark = merged(mark, new_mark(7, "damaged", ["b3"], runs[:1]))
     mark = merged(mark, new_mark(7, "damaged", ["b1"], runs))
     assert (mark.reason, mark.bookies, mark.damaged) == ("bookie lost", ["b1", "b2", "b3"], runs)
+    mark = msgspec.structs.replace(mark, whole=["b1", "b2"])
+    assert merged(mark, new_mark(7, "damaged", ["b3"], runs)).whole == ["b1", "b2"]
+    mark = merged(mark, new_mark(7, "limbo", ["b1"], ()))
+    assert mark.whole == ["b2"], "who is named again must be asked again"
     mark = merged(mark, new_mark(7, "check", (), ()))  # anywhere
     assert merged(mark, new_mark(7, "draining", ["b1"], ())).bookies == []
 

@@ -244,3 +244,40 @@ async def test_an_open_ledger_without_a_writer_is_closed_once_there_could_be_ano
         nursery.cancel_scope.cancel()
     check_whole(cluster)
     assert cluster.record(1).state is LedgerState.CLOSED
+
+
+async def test_an_open_ledger_that_nobody_can_go_on_with_is_closed_whatever_there_is(
+    autojump_clock: MockClock, cluster: MemoryCluster, client: Client
+) -> None:
+    """Of its bookies one is lost and one read-only: no writer has its ack quorum."""
+    held = {"b1": ALL, "b2": ALL, "b3": ALL}
+    lay_out(cluster, [(0, "b1 b2 b3")], held, state=LedgerState.OPEN)
+    lose(cluster, "b3", "b4", "b5")
+    known = cluster.store.bookies
+    known["b2"] = msgspec.structs.replace(known["b2"], read_only=True)
+    await mark(cluster, reason="bookie lost")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(worker(cluster, client).run)
+        await trio.sleep(600)
+        assert cluster.record(1).state is LedgerState.CLOSED
+        assert cluster.record(1).last_entry == 9
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("had_it_before", [False, True])
+async def test_a_writer_goes_on_with_a_bookie_in_limbo_unless_that_has_forgotten_its_fences(
+    autojump_clock: MockClock, cluster: MemoryCluster, client: Client, had_it_before: bool
+) -> None:
+    """The one that had the ledger before its limbo is named in the mark, and has fenced it."""
+    held = {"b1": ALL, "b2": ALL, "b3": ALL}
+    lay_out(cluster, [(0, "b1 b2 b3")], held, state=LedgerState.OPEN)
+    lose(cluster, "b2", "b4", "b5")
+    known = cluster.store.bookies
+    known["b3"] = msgspec.structs.replace(known["b3"], limbo=True)
+    named = ["b2", "b3"] if had_it_before else ["b2"]
+    await mark(cluster, reason="bookie lost", bookies=named)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(worker(cluster, client).run)
+        await trio.sleep(600)
+        assert (cluster.record(1).state is LedgerState.OPEN) == (not had_it_before)
+        nursery.cancel_scope.cancel()

@@ -14,6 +14,7 @@ from ledger_client.cluster.repair.plan import (
     common,
     count,
     fragment_ends,
+    holds_all,
     plan_repair,
     run_of,
     striped,
@@ -339,3 +340,25 @@ def test_a_place_of_the_ensemble_has_the_entries_whose_write_set_it_is_in(
 def test_a_run_that_ends_before_it_begins_is_empty() -> None:
     assert run_of(0, -1) == []
     assert run_of(3, 3) == [(3, 3)]
+
+
+@pytest.mark.parametrize(
+    ("bookie", "runs", "whole", "while_open"),
+    [
+        ("b1", [(0, 9)], True, False),
+        ("b1", [(0, 8)], False, False),
+        ("b1", [(1, 9)], False, False),
+        ("b2", [(0, 4)], True, True),
+        ("b2", [(0, 3)], False, False),
+        ("b3", [(5, 9)], True, False),
+        ("b7", [], True, True),
+    ],
+)
+def test_a_bookie_holds_all_if_it_has_its_part_of_each_fragment(
+    bookie: str, runs: Runs, whole: bool, while_open: bool
+) -> None:
+    """Of the fragment that is written nobody knows what belongs there."""
+    fragments = (0, "b1 b2"), (5, "b1 b3")
+    assert holds_all(record(*fragments), bookie, runs) == whole
+    written = record(*fragments, state=LedgerState.OPEN)
+    assert holds_all(written, bookie, runs) == while_open
