@@ -9,6 +9,7 @@ A new leader recovers the last ledger, so that nobody appends to it any more, an
 from __future__ import annotations
 
 import itertools
+import logging
 
 import msgspec
 
@@ -18,6 +19,7 @@ from ledger_client.errors import (
     MetadataUnavailable,
     NoSuchLedger,
     NoSuchTopic,
+    NotEnoughBookies,
 )
 from ledger_client.ledgers.catalogue import translated
 from ledger_client.ledgers.ledgers import LedgerPlan, new_record
@@ -26,7 +28,7 @@ from ledger_client.ledgers.writer import WriteDriver
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.tick_follower import tick_rows
 from ledger_client.topics.ticks import Tick, entry_of, unfolded
-from metadata.records import encode_record, ledger_key
+from metadata.records import LedgerRecord, encode_record, ledger_key
 from metadata.store import ABSENT, Check, CheckLease, Delete, Op, Put
 from metadata.time.calls import NewestTick, TickNow
 from metadata.time.tick_rows import (
@@ -41,7 +43,10 @@ from native.tick import WHOLE_EVERY, Covers, TickEntry
 
 ROLL_ENTRIES = 20_000
 """Ticks of a ledger: about an hour of a busy topic."""
+ROLL_AGAIN_ENTRIES = 100
+"""Ticks until the next attempt, where too few bookies took another ledger."""
 LAG_TIMEOUT_S = 3.0
+_log = logging.getLogger(__name__)
 
 
 class TickLag(msgspec.Struct, frozen=True):
@@ -101,6 +106,10 @@ class TickLog:
         self._last = NO_TICK
         self._writer: WriteDriver | None = None
         self._entries = 0
+        self._put_off = 0
+        """ticks later than usual, as no other ledger was possible"""
+        self._is_short = False
+        """the ledger has fewer copies than the topic"""
 
     async def begin(self) -> StoredTick:
         """Fence the former leader's ledger; return the last tick that is stored.
@@ -131,11 +140,9 @@ class TickLog:
             LeaseLost: the term is over.
             LedgerError: it may be stored or not.
         """
-        if self._writer is not None and self._entries >= ROLL_ENTRIES:
-            await self._writer.close()
-            self._writer = None
-        if self._writer is None:
-            self._writer = await self._next()
+        due = (ROLL_AGAIN_ENTRIES if self._is_short else ROLL_ENTRIES) + self._put_off
+        if self._writer is None or self._entries >= due:
+            await self._roll()
         is_whole = self._entries % WHOLE_EVERY == 0
         tick = Tick(timestamp, covers, timestamp)
         before = None if is_whole else self._last.covers
@@ -166,19 +173,38 @@ class TickLog:
             with translated(self._context.options.metadata_timeout_s):
                 await self._context.store.transact(gone)
 
-    async def _next(self) -> WriteDriver:
-        """Make the next ledger. Raises as append()."""
+    async def _roll(self) -> None:
+        """Go on in another ledger; the present one is kept while no other is possible."""
+        former = self._writer
+        try:
+            self._writer = await self._next(in_need=former is None)
+        except NotEnoughBookies:
+            if former is None:
+                raise
+            self._put_off += ROLL_AGAIN_ENTRIES
+            return
+        if former is not None:
+            try:
+                await former.close()
+            finally:
+                former.fail(LedgerClosed(former.id))  # also if this was cut off
+
+    async def _next(self, *, in_need: bool) -> WriteDriver:
+        """Make the next ledger; *in_need*, with fewer copies rather than none. Raises as append().
+
+        The fewest are as many as must be durable before a tick counts.
+        """
         topic, version = await self._context.catalogue.get(self._name)
         if topic.uid != self._uid:
             raise NoSuchTopic(self._name)
         ledgers = self._context.ledgers
-        plan = LedgerPlan(
-            ensemble_size=topic.replication,
-            write_quorum=topic.replication,
-            ack_quorum=topic.ack_quorum,
-            custom={"ticks": topic.name},
-        )
-        record = await new_record(plan, catalogue=ledgers.catalogue, placement=ledgers.placement)
+        try:
+            record = await self._record(topic, topic.replication)
+        except NotEnoughBookies as few:
+            if not in_need or topic.ack_quorum == topic.replication:
+                raise
+            record = await self._record(topic, topic.ack_quorum)
+            _log.warning("ticks of %s have %d copies: %s", topic.name, topic.ack_quorum, few)
         row = TickLedger(record.ledger_id, self._last.timestamp)
         ops: list[Op] = [
             Put(ledger_key(record.ledger_id), encode_record(record), ABSENT),
@@ -189,8 +215,19 @@ class TickLog:
         if await ledgers.catalogue.transact(ops) is None:
             raise MetadataUnavailable(f"ticks of {self._name}: another leader, or a change of it")
         self._number += 1
-        self._entries = 0
+        self._entries = self._put_off = 0
+        self._is_short = record.write_quorum < topic.replication
         return ledgers.writers.open(record)
+
+    async def _record(self, topic: TopicRecord, copies: int) -> LedgerRecord:
+        plan = LedgerPlan(
+            ensemble_size=copies,
+            write_quorum=copies,
+            ack_quorum=topic.ack_quorum,
+            custom={"ticks": topic.name},
+        )
+        ledgers = self._context.ledgers
+        return await new_record(plan, catalogue=ledgers.catalogue, placement=ledgers.placement)
 
     async def _read_last(self, ledger_id: int, last_entry: int) -> StoredTick:
         reader = await self._context.opener.open(ledger_id)

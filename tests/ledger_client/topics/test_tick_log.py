@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
-from memory_cluster import memory_cluster
+from memory_cluster import MemoryCluster, memory_cluster
 from replaced import replaced
 from trio.testing import MockClock
 
-from ledger_client.errors import LedgerError, MessagesLost
+from ledger_client.errors import LedgerError, MessagesLost, NotEnoughBookies
 from ledger_client.topics import tick_follower, tick_log
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.tick_follower import TickFollower, tick_rows
@@ -28,7 +28,8 @@ LANE = (-1, 0)
 class Stored:
     """A topic, and leaders that store its ticks."""
 
-    def __init__(self, context: TopicContext, topic: TopicRecord) -> None:
+    def __init__(self, cluster: MemoryCluster, context: TopicContext, topic: TopicRecord) -> None:
+        self.cluster = cluster
         self.context = context
         self.topic = topic
 
@@ -53,19 +54,24 @@ class Stored:
         follower.close()
         return found
 
+    async def copies(self) -> list[int]:
+        """Return how many copies each ledger has."""
+        rows = await tick_rows(self.context, self.topic.uid)
+        return [self.cluster.record(row.ledger_id).write_quorum for _, row in rows]
+
     async def afters(self) -> list[int]:
         return [row.after for _, row in await tick_rows(self.context, self.topic.uid)]
 
 
 @asynccontextmanager
-async def stored() -> AsyncIterator[Stored]:
+async def stored(**settings: int) -> AsyncIterator[Stored]:
     async with memory_cluster(3) as cluster, cluster.client() as client:
         leading = cluster.lead("b1")  # such a topic is made by the cluster's time
-        await client.topics.create(ORDERS, timesync=True)
+        await client.topics.create(ORDERS, timesync=True, **settings)  # type: ignore[arg-type]
         leading.cancel()
         await trio.sleep(2)
         async with cluster.context() as context:
-            yield Stored(context, (await context.catalogue.get(ORDERS))[0])
+            yield Stored(cluster, context, (await context.catalogue.get(ORDERS))[0])
 
 
 async def append(log: TickLog, *timestamps: int) -> None:
@@ -103,6 +109,51 @@ async def test_a_leader_that_was_followed_by_another_stores_no_tick_any_more(
         with pytest.raises((LedgerError, LeaseLost)), replaced(tick_log, "ROLL_ENTRIES", 1):
             await append(log, 40)
         assert await again.begin() == StoredTick(30, {LANE: 30})
+
+
+async def test_ticks_go_on_in_their_ledger_while_no_other_is_possible(
+    autojump_clock: MockClock,
+) -> None:
+    with replaced(tick_log, "ROLL_ENTRIES", 2), replaced(tick_log, "ROLL_AGAIN_ENTRIES", 3):
+        async with stored(replication=3, ack_quorum=2) as topic:
+            log = topic.log(await topic.term())
+            await log.begin()
+            await append(log, 10)
+            topic.cluster.kill("b3")
+            await append(log, 20, 30, 40)
+            topic.cluster.revive("b3")
+            await append(log, 50, 60, 70)
+            assert await topic.afters() == [0, 50]
+            assert await topic.copies() == [3, 3]
+            assert await topic.ticks(7) == list(range(10, 80, 10))
+
+
+async def test_a_new_leader_has_ticks_with_as_many_copies_as_can_be_had(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are as durable at first as with all copies; the next ledger has those again, soon."""
+    with replaced(tick_log, "ROLL_AGAIN_ENTRIES", 2):
+        async with stored(replication=3, ack_quorum=2) as topic:
+            topic.cluster.kill("b1")
+            log = topic.log(await topic.term())
+            await log.begin()
+            await append(log, 10, 20, 30)
+            assert await topic.copies() == [2]
+            topic.cluster.revive("b1")
+            await append(log, 40, 50, 60, 70, 80)
+            assert await topic.copies() == [2, 3]
+            assert await topic.ticks(8) == list(range(10, 90, 10))
+        assert f"ticks of {ORDERS} have 2 copies: " in caplog.text
+
+
+async def test_there_are_no_ticks_that_a_single_loss_would_undo(autojump_clock: MockClock) -> None:
+    async with stored(replication=3, ack_quorum=2) as topic:
+        topic.cluster.kill("b1")
+        topic.cluster.kill("b2")
+        log = topic.log(await topic.term())
+        await log.begin()
+        with pytest.raises(NotEnoughBookies):
+            await append(log, 10)
 
 
 async def test_tick_ledgers_below_the_oldest_message_go_and_the_last_stays(
