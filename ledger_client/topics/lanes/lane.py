@@ -25,6 +25,7 @@ from ledger_client.background import Background
 from ledger_client.errors import (
     LedgerError,
     MetadataUnavailable,
+    NotEnoughBookies,
 )
 from ledger_client.ledgers.ledgers import Ledgers
 from ledger_client.topics.lanes import lane_end
@@ -78,7 +79,8 @@ async def open_lane(
         ProducerFenced: another producer took the lane over while it was being opened, or before
             it was opened anew.
         NoSuchTopic: the topic was deleted.
-        NotEnoughBookies: fewer than its replication take writes.
+        NotEnoughBookies: fewer than its replication take writes. A writer is not fenced then,
+            unless that was so only later.
         ReplicasUnavailable: the bookies of its last ledger are away.
             The last writer is fenced all the same.
         MessagesLost: they answer, and none has the end of it: an operator must decide.
@@ -87,6 +89,8 @@ async def open_lane(
             itself takes precedence.
     """
     limit_s = ledgers.options.metadata_timeout_s
+    if access == "take-over":  # a writer is fenced for one that can write
+        await _check_bookies(ledgers, topic, partition)
     async with (
         ledgers.openings.one() as opening,
         hold_lane(
@@ -141,6 +145,20 @@ async def open_lane(
                 with trio.CancelScope(shield=True):  # cancelled or interrupted: be quick
                     await writer.abort(ABORT_S)
             raise
+
+
+async def _check_bookies(ledgers: Ledgers, topic: TopicRecord, partition: int) -> None:
+    """Raise NotEnoughBookies if there are none for a new ledger of the topic as it is now."""
+
+    async def choose(of: TopicRecord) -> None:
+        await ledgers.placement.new_ensemble(of.replication, of.replication, of.ack_quorum)
+
+    try:
+        await choose(topic)
+    except NotEnoughBookies:
+        rows = LaneRows(ledgers.catalogue, topic, partition, 0)
+        await rows.refresh_topic()
+        await choose(rows.topic)
 
 
 def _heeding(

@@ -17,6 +17,7 @@ import metadata.errors
 from ledger_client.errors import (
     MetadataUnavailable,
     NoSuchTopic,
+    NotEnoughBookies,
     ProducerBusy,
     ProducerFenced,
     SendUnknown,
@@ -112,6 +113,36 @@ async def test_the_lane_taken_over_is_lost_at_the_next_append(autojump_clock: Mo
                         await lane.append([batch("e")])
                     await next_lane.append([batch("f")])
         assert await messages(ours, cluster) == [b"a", b"b", b"f"]
+
+
+async def test_no_writer_is_fenced_for_one_that_would_find_no_bookies(
+    autojump_clock: MockClock,
+) -> None:
+    async with memory_cluster(3) as cluster, cluster.client() as ours, cluster.client() as theirs:
+        topic = make_topic(cluster)
+        async with open_lane(ours._context.ledgers, topic, -1) as lane:
+            await lane.append([batch("a")])
+            cluster.kill("b3")
+            with pytest.raises(NotEnoughBookies):
+                async with open_lane(theirs._context.ledgers, topic, -1, access="take-over"):
+                    pass
+            await lane.append([batch("b")])
+            cluster.revive("b3")
+        assert await messages(ours, cluster) == [b"a", b"b"]
+
+
+async def test_a_take_over_finds_bookies_for_the_topic_as_it_is_now(
+    autojump_clock: MockClock,
+) -> None:
+    async with memory_cluster(3) as cluster, cluster.client() as ours, cluster.client() as theirs:
+        topic = make_topic(cluster)
+        async with open_lane(ours._context.ledgers, topic, -1) as lane:
+            await lane.append([batch("a")])
+        cluster.kill("b3")
+        await ours.topics.alter(topic.name, replication=2)
+        async with open_lane(theirs._context.ledgers, topic, -1, access="take-over") as lane:
+            await lane.append([batch("b")])
+        assert await messages(ours, cluster) == [b"a", b"b"]
 
 
 @pytest.mark.parametrize("access", ["exclusive", "shared"])
