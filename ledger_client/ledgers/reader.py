@@ -45,7 +45,7 @@ from ledger_client.ledgers.entries import (
 from ledger_client.ledgers.replica_reads import LedgerSource, Parts, ask_confirmed
 from ledger_client.opening import Openable
 from ledger_client.wire.bookies import BookieConnection
-from ledger_client.wire.inflight import Reply
+from ledger_client.wire.inflight import Reply, move_on_after
 from metadata.errors import MetadataError
 from metadata.records import LedgerRecord, LedgerState
 from native import frame
@@ -403,7 +403,7 @@ class Follower:
             return None
         if not is_hinted and self._is_quiet and await self._rest():
             return None
-        bookie = self._informed or self._source.newest_ensemble()[0]
+        bookie = self._informed or self._source.informant()
         self._informed = None
         batch, unsound = None, None
         asked_at = trio.current_time()
@@ -482,10 +482,10 @@ class Follower:
         reply = self._ask(bookie, news)
         options = self._source.options
         try:
-            limit_s = options.poll_s + options.request_timeout_s
-            with self._view.waking(news), trio.move_on_after(limit_s) as scope:
+            limit_s = options.poll_s + options.speculative_s
+            with self._view.waking(news), move_on_after(limit_s) as scope:
                 await news.wait()
-            if scope.cancelled_caught:
+            if scope.cancelled_caught and not reply.arrived:
                 bookie.suspect(reply.sent_at)
                 raise Unsound(Verdict.UNAVAILABLE, "no answer")
             return self._take(reply) if reply.arrived else None

@@ -102,6 +102,12 @@ class LedgerSource:
         """Return the bookies of the last fragment, the best one first."""
         return self._by_condition(self.record.fragments[-1].bookies[::-1])
 
+    def informant(self) -> BookieConnection:
+        """Return the bookie to ask for news: one that is connected, among the best ones."""
+        able = self.newest_ensemble()
+        able = [bookie for bookie in able if not self._is_last(bookie)] or able
+        return next((bookie for bookie in able if bookie.standing), able[0])
+
     def shun(self, bookie_id: str) -> None:
         """Ask this bookie last for SHUN_S."""
         self._shunned[bookie_id] = trio.current_time() + SHUN_S
@@ -137,10 +143,10 @@ class LedgerSource:
         connections = [self._bookies.connections[bookie_id] for bookie_id in bookie_ids]
         if not self._shunned and all(connection.standing for connection in connections):
             return connections  # the common case, checked for each entry of a striped ledger
-        now = trio.current_time()
-        return sorted(
-            connections, key=lambda c: c.paused or self._shunned.get(c.bookie_id, 0.0) > now
-        )
+        return sorted(connections, key=self._is_last)
+
+    def _is_last(self, bookie: BookieConnection) -> bool:
+        return bookie.paused or self._shunned.get(bookie.bookie_id, 0.0) > trio.current_time()
 
 
 # --- the last confirmed entry ------------------------------------------------------------
@@ -162,13 +168,18 @@ async def ask_confirmed(source: LedgerSource) -> int:
         NoSuchLedger: it was deleted, and another one has its id now.
     """
     replies = _ask_all(source)
-    with move_on_after(source.options.request_timeout_s):
-        await replies.wait_for(1)
-    with trio.move_on_after(STRAGGLER_S):
-        await replies.wait_for(len(replies.asked))
+    try:
+        with move_on_after(source.options.request_timeout_s):
+            await replies.wait_for(1)
+        with trio.move_on_after(STRAGGLER_S):
+            await replies.wait_for(len(replies.asked))
+    finally:
+        for reply in replies.asked:
+            reply.abandon()
+            if not reply.arrived:
+                source.suspect(reply.bookie_id, reply.sent_at)
     answers = [lac for reply in replies.asked if (lac := _judge(reply)) is not None]
     for reply in replies.asked:
-        reply.abandon()
         if reply.response is not None and reply.response.code == Code.OTHER_LEDGER:
             raise NoSuchLedger(source.ledger_id)
     if not answers:
@@ -314,6 +325,11 @@ class ReplicaRead(Generic[T]):
                 if not self._asked and not self._ask_next():
                     raise self._conclusion()
                 await self._wait()
+        except trio.Cancelled:
+            for reply in self._asked:
+                if not reply.arrived:
+                    self._source.suspect(reply.bookie_id, reply.sent_at)
+            raise
         finally:
             self.abandon()
 

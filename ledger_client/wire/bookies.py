@@ -143,12 +143,10 @@ class BookieConnection:
         """
         request_id = self.next_request_id()
         body = frame.call(request_id, encode_request(request))
-        sent_at = trio.current_time()
         try:
             with fail_after(timeout_s):
                 return self._reply(await self._response(body, request_id))
         except trio.TooSlowError:
-            self.suspect(sent_at)
             reason = f"no answer within {timeout_s:g} s"
             raise BookieUnavailable(self.bookie_id, reason) from None
 
@@ -165,6 +163,9 @@ class BookieConnection:
         reply = self.ask(request, key, arrived.set)
         try:
             await arrived.wait()
+        except trio.Cancelled:  # by its own deadline, or by one of who called
+            self.suspect(reply.sent_at)
+            raise
         finally:
             reply.abandon()
         if reply.failure is not None:
@@ -191,8 +192,8 @@ class BookieConnection:
     def suspect(self, since: float) -> None:
         """Drop the connection soon if nothing at all was, or is, received after *since*.
 
-        Call it after a timeout: a half-open connection looks alive for ever. The bookie gets a
-        second more to send something, because this process may have hung itself.
+        Call it once nobody waits any longer: a half-open connection looks alive for ever. The
+        bookie gets a second more to send something, because this process may have hung itself.
         """
         session = self._session
         if session is not None and self._standing and session.received_at <= since:

@@ -185,23 +185,25 @@ class ReplyBook:
     """The open requests of one connection, and the replies that belong to them.
 
     READ has no request id on the wire, so its responses are matched by ledger and entry, the
-    oldest request first. Two equal requests get equal responses, so their order does not
-    matter. It would matter if the ledger's id was reused between the two: then the second must
-    be sent on another connection. All other requests carry a request id.
+    oldest request first. One that was abandoned keeps its place: its late answer is older than the
+    next request, which may fence. Two equal requests under way get equal responses, so their order
+    does not matter. It would matter if the ledger's id was reused between the two: then the second
+    must be sent on another connection. All other requests carry a request id.
     """
 
     def __init__(self) -> None:
         self._by_id: dict[int, Reply] = {}
-        self._by_entry: dict[tuple[int, int], deque[Reply]] = {}
+        self._by_entry: dict[tuple[int, int], deque[Reply | None]] = {}
+        """None stands for one that was abandoned"""
         self._reads: dict[int, _Reads] = {}
 
     def __iter__(self) -> Iterator[Reply]:
         yield from self._by_id.values()
         for replies in self._by_entry.values():
-            yield from replies
+            yield from (reply for reply in replies if reply is not None)
 
     def __bool__(self) -> bool:
-        return bool(self._by_id or self._by_entry)
+        return any(True for _ in self)
 
     @property
     def count(self) -> int:
@@ -267,9 +269,7 @@ class ReplyBook:
             return
         replies = self._by_entry.get(key)
         if replies is not None and reply in replies:
-            replies.remove(reply)
-            if not replies:
-                del self._by_entry[key]
+            replies[replies.index(reply)] = None
 
 
 # --- deadlines ------------------------------------------------------------------------------

@@ -423,7 +423,8 @@ class Session:
             if stuck_s >= self._send_timeout_s - 2.5 * interval_s:
                 return f"took nothing for {self._send_timeout_s:g} s"
             mute_s = mute.look(now, works=self._suspected, steps=self._receipts)
-            if mute_s >= self._silence_s / 2:
+            # Who only asks has other bookies; a writer would have to replace this one.
+            if mute_s >= (self._silence_s if self._attached else self._silence_s / 2):
                 return "does not answer"
             if owed or self._sending or self._suspected:
                 await trio.sleep(interval_s)

@@ -11,6 +11,7 @@ from trio.testing import MockClock
 
 from ledger_client import Options
 from ledger_client.errors import BookieUnavailable, ReplicasUnavailable
+from ledger_client.ledgers.replica_reads import LedgerSource, ask_confirmed
 from ledger_client.wire.session import open_session
 from metadata.calls import BookieReply, Failure, LedgerRuns, RunPage
 from native import frame
@@ -189,6 +190,48 @@ async def test_a_bookie_that_says_nothing_is_unavailable_after_a_while(
         with pytest.raises(BookieUnavailable, match="within 3 s"):
             await client._context.ledgers.call("b1", LedgerRuns(1), timeout_s=3.0)
         assert trio.current_time() == pytest.approx(began + 3)
+
+
+@pytest.mark.parametrize("asks", ["call", "silent", "confirmed"])
+async def test_a_connection_on_which_nothing_comes_is_given_up_however_short_callers_wait(
+    autojump_clock: MockClock, asks: str
+) -> None:
+    """It is half open: only another one leads anywhere."""
+    async with memory_cluster(2) as cluster, cluster.client() as client:
+        async with client.ledgers.create(2, 2, 1) as ledger:
+            await ledger.append(b"x")
+        bookies = client._context.ledgers.bookies
+        connection = bookies.connections["b1"]
+        await connection.ready()
+        cluster.bookies["b1"].answering = False
+        match asks:
+            case "call":
+                with trio.move_on_after(1):
+                    await connection.call(LedgerRuns(1), timeout_s=10)
+            case "silent":
+                assert await bookies.silent(["b1", "b2"]) == ["b1"]
+            case _:
+                record = cluster.record(ledger.id)
+                source = LedgerSource(record, bookies=bookies, options=client._context.options)
+                await ask_confirmed(source)
+        assert connection.standing
+        await trio.sleep(3)
+        assert not connection.standing
+
+
+async def test_a_call_that_was_cut_off_costs_no_connection_that_works(
+    autojump_clock: MockClock,
+) -> None:
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        connection = client._context.ledgers.bookies.connections["b1"]
+        await connection.ready()
+        for _ in range(10):
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await connection.call(LedgerRuns(1), timeout_s=10)
+            await trio.sleep(3)
+        assert connection.standing
+        assert cluster.dialled == ["b1"]
 
 
 async def test_a_call_over_a_connection_that_broke_before_fails_at_once(

@@ -123,6 +123,19 @@ async def test_equal_reads_are_answered_one_by_one_the_oldest_first() -> None:
     assert first[1] == second[1] == ["arrived"]
 
 
+async def test_the_late_answer_to_an_abandoned_read_is_none_to_the_next_one() -> None:
+    """The next one may fence, and the late answer does not say that it is done."""
+    book = ReplyBook()
+    first, second = ask(book, (1, -1))[0], ask(book, (1, -1))[0]
+    first.abandon()
+    book.resolve(answer(Opcode.READ, entry_id=-1))
+    assert not second.arrived
+    assert list(book) == [second]
+    book.resolve(answer(Opcode.READ, entry_id=-1))
+    assert second.arrived
+    assert not book
+
+
 async def test_an_abandoned_question_is_answered_to_nobody() -> None:
     book = ReplyBook()
     asked = [ask(book, 5), ask(book, (1, 5))]
