@@ -21,7 +21,7 @@ from metadata.store import MetadataStore
 
 _DATA = re.compile(
     r"[0-9a-f]{16}\.(journal|spare|table)"
-    r"|[0-9a-f]{8}\.(log|index|index\.tmp|torn|dead)"
+    r"|[0-9a-f]{8}\.(log|index|index\.tmp|rebuilt|torn|dead)"
     r"|(lastMark|cookie\.json)\.new"
 )
 _DATA_NAMES = {limbo.FILE_NAME, mark.FILE_NAME, security.FILE_NAME}
