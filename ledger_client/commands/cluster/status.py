@@ -126,13 +126,20 @@ def _leader(leader: Leader | None) -> str:
 
 def _bookies(seen: Overview) -> Table:
     racked = any(bookie.rack for bookie in seen.bookies)
-    left = ("bookie", "state", "address", *(["rack"] if racked else []))
+    differ = len({bookie.version for bookie in seen.bookies if bookie.registered}) > 1
+    left = (
+        *("bookie", "state", "address"),
+        *(["rack"] if racked else []),
+        *(["version"] if differ else []),
+    )
     table = _table(*left, right=("stored", "free", "disk", "written/s"))
     for bookie in seen.bookies:
         sizes = (bookie.ledgers_size, bookie.free, bookie.capacity, round(bookie.load))
         shown = map(size, sizes) if bookie.registered else "----"
         rack = [bookie.rack or "-"] if racked else []
-        table.add_row(bookie.bookie_id, bookie.state, bookie.address or "-", *rack, *shown)
+        version = [bookie.version or "-"] if differ else []
+        named = (bookie.bookie_id, bookie.state, bookie.address or "-")
+        table.add_row(*named, *rack, *version, *shown)
     return table
 
 

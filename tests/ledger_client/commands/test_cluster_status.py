@@ -125,6 +125,21 @@ def test_racks_and_what_violates_them_are_shown(
     assert told["racks"]["violating"] == 3
 
 
+def test_versions_are_shown_where_they_differ(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    async def update() -> None:
+        async with open_store(url) as store:
+            record = BookieRecord("b2", "host:3182", 1, 1, version="1.2.3")
+            await grant(store, bookie_lease("b2"), "y", ttl_s=60, value=encode_record(record))
+
+    assert conclude(quire, ["cluster", "status", "--cluster", url]) == Exit.DONE
+    assert "version" not in capsys.readouterr().out
+    trio.run(update)
+    assert conclude(quire, ["cluster", "status", "--cluster", url]) == Exit.DONE
+    out = capsys.readouterr().out
+    assert "b2      decommissioned  host:3182  1.2.3" in out
+    assert "b[1]    writable        host:3181  -" in out
+
+
 def test_an_address_that_is_none_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert conclude(quire, ["cluster", "status", "--cluster", "nonsense"]) == Exit.USAGE
     (line,) = capsys.readouterr().err.splitlines()
