@@ -48,7 +48,9 @@ async def test_a_load_by_the_clock_ends_in_its_time(autojump_clock: MockClock) -
     assert took_s <= 2.5
 
 
-async def test_a_load_as_fast_as_possible_does_so_too(autojump_clock: MockClock) -> None:
+async def test_a_load_as_fast_as_can_be_begins_no_call_after_its_time(
+    autojump_clock: MockClock,
+) -> None:
     sink = Sink(call_s=1.0)
     took_s = await applied(sink, Load(1, 1 << 62, batch=10, outstanding=1, seconds=2.5))
     assert sink.got == [(0.0, 10), (1.0, 10), (2.0, 10)]

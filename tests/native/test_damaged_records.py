@@ -306,10 +306,12 @@ def test_an_unreadable_block_costs_an_index_built_anew_what_it_held(bookie: Book
         clear_fault()
     assert (bookie.ledger_folder / "limbo").exists()
     assert {d.path.suffix for d in bookie.engine.store.take_damage()} == {".index", ".log"}
-    for ledger_id in (1, 2):
-        for i in range(COUNT):
-            code, entry = bookie.read(ledger_id, i)
-            assert code != 0 or entry[32:] == payload(i)
+    found = {(n, i): bookie.read(n, i) for n in (1, 2) for i in range(COUNT)}
+    sound = [entry[32:] == payload(i) for (_, i), (code, entry) in found.items() if code == 0]
+    assert all(sound)
+    lost = [place for place, (code, _) in enumerate(found.values()) if code != 0]
+    assert lost == list(range(lost[0], lost[-1] + 1)), "the records of one block"
+    assert 0 < lost[0] < lost[-1] < 2 * COUNT - 1
 
 
 # --- more damage than there is room for -------------------------------------------------------

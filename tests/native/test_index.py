@@ -22,6 +22,7 @@ INDEX = "00000001.index"
 def rig(tmp_path: Path) -> Iterator[StoreRig]:
     rig = StoreRig(tmp_path / "ledgers")
     yield rig
+    clear_fault()
     rig.close()
 
 

@@ -18,6 +18,7 @@ from native.journal import scan_journal
 def bookie(tmp_path: Path) -> Iterator[Bookie]:
     bookie = Bookie(tmp_path)
     yield bookie
+    clear_fault()
     bookie.close()
 
 

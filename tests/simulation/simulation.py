@@ -362,16 +362,17 @@ class Simulation:
     def _check_read(self, ledger: int, entries: range) -> None:
         """Check that entries are durable before a reader of an open ledger gets them."""
         if ledger_key(ledger) in self.metadata.values and self._is_open(ledger):
-            self._check_copies(ledger, entries)
+            self._check_copies(ledger, entries, may_be_mended=True)
 
-    def _check_copies(self, ledger: int, entries: range) -> None:
+    def _check_copies(self, ledger: int, entries: range, *, may_be_mended: bool = False) -> None:
         """Check that confirmed entries are on enough of the bookies that readers ask.
 
-        Repair may have made copies, but not of the last fragment of an open ledger.
+        Repair may have made copies, but not of the last fragment of an open ledger. When a writer
+        is told, there are none.
         """
         record = self._record(ledger)
         for entry in entries:
-            is_mended = entry < record.fragments[-1].first_entry
+            is_mended = may_be_mended and entry < record.fragments[-1].first_entry
             holders = [
                 name
                 for name in write_set(record, entry)

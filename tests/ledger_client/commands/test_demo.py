@@ -21,6 +21,8 @@ from metadata.outcome import CommandFailed, Exit
 
 IDS = [MessageId(7, 1, number % 2, number // 2) for number in range(4)]
 OTHERS = [MessageId(8, 1, 0, 0)]
+NOBODY = 1 << 30
+"""the id of no process"""
 
 
 def message(number: int, producer: str = "one") -> Message:
@@ -140,7 +142,7 @@ def test_the_folder_to_keep_is_named_before_anything_can_fail(
     as_json: bool,
 ) -> None:
     async def start(sandbox: Sandbox) -> None:
-        sandbox.bookies = [Bookie(f"b{number}", "h:1", 1, 1) for number in range(4)]
+        sandbox.bookies = [Bookie(f"b{number}", "h:1", NOBODY, 1) for number in range(4)]
 
     async def play(_story: Story) -> None:
         raise CommandFailed("a step failed")
