@@ -29,6 +29,8 @@ DECLARED_MAX = 16384
 """Ledgers declared on one connection at a time; a bookie remembers four times as many."""
 PROBE = (0, (1 << 63) - 1)
 """A ledger and an entry that no bookie has; it answers a READ of it without a disk access."""
+LATE_S = 60.0
+"""For so long a late answer to an abandoned READ is expected; bookies may drop one."""
 STALL_S = 0.5
 """What a pass of the loop counts at most."""
 STALLS_MAX = 100
@@ -112,16 +114,24 @@ class Declarations:
 # --- requests and their replies -----------------------------------------------------------
 
 
+def _nothing() -> None:
+    pass
+
+
 class Reply:
     """A pending request: not answered yet, answered by a response, or failed."""
 
-    __slots__ = ("_abandon", "_on_arrival", "bookie_id", "failure", "response", "sent_at")
+    __slots__ = (
+        *("_abandon", "_on_arrival", "abandoned_at"),
+        *("bookie_id", "failure", "response", "sent_at"),
+    )
 
     def __init__(self, bookie_id: str, on_arrival: Callable[[], None]) -> None:
         self.bookie_id = bookie_id
         self.response: Response | None = None
         self.failure: BookieUnavailable | None = None
         self.sent_at = trio.current_time()
+        self.abandoned_at: float | None = None
         self._on_arrival = on_arrival
         self._abandon: Callable[[], None] | None = None
 
@@ -146,6 +156,7 @@ class Reply:
         """Stop waiting; the response is dropped when it arrives."""
         if self._abandon is not None:
             self._abandon()
+            self._abandon, self._on_arrival = None, _nothing  # what asked is not kept
 
 
 class Call(Reply):
@@ -185,22 +196,23 @@ class ReplyBook:
     """The open requests of one connection, and the replies that belong to them.
 
     READ has no request id on the wire, so its responses are matched by ledger and entry, the
-    oldest request first. One that was abandoned keeps its place: its late answer is older than the
-    next request, which may fence. Two equal requests under way get equal responses, so their order
-    does not matter. It would matter if the ledger's id was reused between the two: then the second
-    must be sent on another connection. All other requests carry a request id.
+    oldest request first. One that was abandoned keeps its place for LATE_S: its late answer is
+    older than the next request, which may fence. Two equal requests under way get equal
+    responses, so their order does not matter. It would matter if the ledger's id was reused between
+    the two: then the second must be sent on another connection. All other requests carry a request
+    id.
     """
 
     def __init__(self) -> None:
         self._by_id: dict[int, Reply] = {}
-        self._by_entry: dict[tuple[int, int], deque[Reply | None]] = {}
-        """None stands for one that was abandoned"""
+        self._by_entry: dict[tuple[int, int], deque[Reply]] = {}
+        """also those that were abandoned"""
         self._reads: dict[int, _Reads] = {}
 
     def __iter__(self) -> Iterator[Reply]:
         yield from self._by_id.values()
         for replies in self._by_entry.values():
-            yield from (reply for reply in replies if reply is not None)
+            yield from (reply for reply in replies if reply.abandoned_at is None)
 
     def __bool__(self) -> bool:
         return any(True for _ in self)
@@ -222,7 +234,10 @@ class ReplyBook:
         if isinstance(key, int):
             self._by_id[key] = reply
         else:
-            self._by_entry.setdefault(key, deque()).append(reply)
+            replies = self._by_entry.setdefault(key, deque())
+            while replies and _is_over(replies[0], reply.sent_at):
+                replies.popleft()
+            replies.append(reply)
             if key != PROBE:
                 self._reads.setdefault(key[0], _Reads(incarnation)).count += 1
         reply._abandon = lambda: self._forget(key, reply)
@@ -261,15 +276,18 @@ class ReplyBook:
         reply = replies.popleft()
         if not replies:
             del self._by_entry[key]
-        return reply
+        return reply if reply.abandoned_at is None else None
 
     def _forget(self, key: Key, reply: Reply) -> None:
         if isinstance(key, int):
             self._by_id.pop(key, None)
             return
-        replies = self._by_entry.get(key)
-        if replies is not None and reply in replies:
-            replies[replies.index(reply)] = None
+        reply.abandoned_at = trio.current_time()
+
+
+def _is_over(reply: Reply, now: float) -> bool:
+    """Return True for one that was abandoned so long ago that nobody expects an answer."""
+    return reply.abandoned_at is not None and now > reply.abandoned_at + LATE_S
 
 
 # --- deadlines ------------------------------------------------------------------------------

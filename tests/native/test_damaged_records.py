@@ -297,6 +297,12 @@ def test_a_log_that_was_cut_short_or_is_lost_is_told(bookie: Bookie) -> None:
 
 
 def test_an_unreadable_block_costs_an_index_built_anew_what_it_held(bookie: Bookie) -> None:
+    """The scan finds its way again where a flush began, on a block of its own."""
+    bookie.checkpoint()
+    for i in range(COUNT):
+        bookie.add(3, i, payload(i))
+    bookie.checkpoint()
+    assert bookie.engine.store.find(3, 0).log_id == 1
     roll(bookie)
     log_path(bookie, 1).with_suffix(".index").unlink()
     plan_fault("log_read", 2)
@@ -306,12 +312,10 @@ def test_an_unreadable_block_costs_an_index_built_anew_what_it_held(bookie: Book
         clear_fault()
     assert (bookie.ledger_folder / "limbo").exists()
     assert {d.path.suffix for d in bookie.engine.store.take_damage()} == {".index", ".log"}
+    assert [bookie.payload(3, i) for i in range(COUNT)] == [payload(i) for i in range(COUNT)]
     found = {(n, i): bookie.read(n, i) for n in (1, 2) for i in range(COUNT)}
-    sound = [entry[32:] == payload(i) for (_, i), (code, entry) in found.items() if code == 0]
-    assert all(sound)
-    lost = [place for place, (code, _) in enumerate(found.values()) if code != 0]
-    assert lost == list(range(lost[0], lost[-1] + 1)), "the records of one block"
-    assert 0 < lost[0] < lost[-1] < 2 * COUNT - 1
+    assert all(entry[32:] == payload(i) for (_, i), (code, entry) in found.items() if code == 0)
+    assert found[1, 0][0] != 0
 
 
 # --- more damage than there is room for -------------------------------------------------------

@@ -122,6 +122,7 @@ async def test_ticks_go_on_in_their_ledger_while_no_other_is_possible(
             topic.cluster.kill("b3")
             await append(log, 20, 30, 40)
             topic.cluster.revive("b3")
+            await trio.sleep(10)
             await append(log, 50, 60, 70)
             assert await topic.afters() == [0, 50]
             assert await topic.copies() == [3, 3]
@@ -140,6 +141,7 @@ async def test_a_new_leader_has_ticks_with_as_many_copies_as_can_be_had(
             await append(log, 10, 20, 30)
             assert await topic.copies() == [2]
             topic.cluster.revive("b1")
+            await trio.sleep(10)
             await append(log, 40, 50, 60, 70, 80)
             assert await topic.copies() == [2, 3]
             assert await topic.ticks(8) == list(range(10, 90, 10))

@@ -11,6 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from ledger_client.errors import BookieUnavailable
 from ledger_client.wire.inflight import (
     DECLARED_MAX,
+    LATE_S,
     Declarations,
     Key,
     LedgerName,
@@ -134,6 +135,17 @@ async def test_the_late_answer_to_an_abandoned_read_is_none_to_the_next_one() ->
     book.resolve(answer(Opcode.READ, entry_id=-1))
     assert second.arrived
     assert not book
+
+
+async def test_a_read_that_was_never_answered_is_in_the_way_of_others_for_a_while_only(
+    autojump_clock: MockClock,
+) -> None:
+    book = ReplyBook()
+    ask(book, (1, 7))[0].abandon()
+    await trio.sleep(LATE_S + 1)
+    reply = ask(book, (1, 7))[0]
+    book.resolve(answer(Opcode.READ, entry_id=7))
+    assert reply.arrived
 
 
 async def test_an_abandoned_question_is_answered_to_nobody() -> None:
