@@ -56,7 +56,7 @@ SHOWN_AT = {
     "leave_old_ticks_open": 33,
     "let_changes_pass": 0,
     "keep_a_range_over_a_claim": 150,
-    "report_what_is_unknown": 52,
+    "report_what_is_unknown": 4,
     "create_whatever_is_asked": 3,
     "rebuild_without_logs": 20,
     "lost_table_is_no_damage": 1,
