@@ -141,13 +141,14 @@ class TickLog:
             LedgerError: it may be stored or not.
         """
         due = (ROLL_AGAIN_ENTRIES if self._is_short else ROLL_ENTRIES) + self._put_off
-        if self._writer is None or self._entries >= due:
-            await self._roll()
+        writer = self._writer
+        if writer is None or self._entries >= due:
+            writer = await self._roll()
         is_whole = self._entries % WHOLE_EVERY == 0
         tick = Tick(timestamp, covers, timestamp)
         before = None if is_whole else self._last.covers
         payload = entry_of(tick, before, created_ms=self._context.clock.now_ms())
-        await self._writer.append_many([payload])
+        await writer.append_many([payload])
         self._entries += 1
         self._last = StoredTick(timestamp, covers)
 
@@ -173,21 +174,22 @@ class TickLog:
             with translated(self._context.options.metadata_timeout_s):
                 await self._context.store.transact(gone)
 
-    async def _roll(self) -> None:
+    async def _roll(self) -> WriteDriver:
         """Go on in another ledger; the present one is kept while no other is possible."""
         former = self._writer
         try:
-            self._writer = await self._next(in_need=former is None)
+            following = self._writer = await self._next(in_need=former is None)
         except NotEnoughBookies:
             if former is None:
                 raise
             self._put_off += ROLL_AGAIN_ENTRIES
-            return
+            return former
         if former is not None:
             try:
                 await former.close()
             finally:
                 former.fail(LedgerClosed(former.id))  # also if this was cut off
+        return following
 
     async def _next(self, *, in_need: bool) -> WriteDriver:
         """Make the next ledger; *in_need*, with fewer copies rather than none. Raises as append().

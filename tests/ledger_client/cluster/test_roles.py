@@ -177,6 +177,7 @@ async def test_a_bookie_leaves_limbo_though_its_ledgers_wait_for_another_one(
         for entry_id in range(5):
             del cluster.bookies["b3"].entries(1)[entry_id]
         hosts["b3"].enter_limbo()
+        held = set[int]()
         while hosts["b3"].limbo:
             assert mark_of(cluster) is not None
             held = set(cluster.bookies["b3"].entries(1))
