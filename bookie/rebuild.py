@@ -139,6 +139,12 @@ def _rebuild_index(log: DataFile, former: Mark | None, done: Rebuilt) -> None:
         # After the mark lies an interrupted flush; the journal has all its entries.
         is_open = former is not None and former.log_id == log.id
         places = list(_damages_in(log, former.log_end if former and is_open else 0))
+        if not (places or is_open):
+            fresh.unlink()
+            raise BookieError(
+                f"{log.path}: damaged when it was read first, and not when it was read again; its "
+                "disk is failing: copy all folders to another one, and run this again"
+            )
         if places:
             enter_limbo(log.path.parent, ())
         done.damages += places

@@ -90,17 +90,18 @@ static int check_pages(check *c, const checked_row *r)
                            result);
 }
 
-/* Whether reads may still want the extent, as of an epoch that is taken anew. */
+/* Whether reads may still want the extent; if so, as of an epoch that is taken anew. */
 static int is_listed(check *c, const checked_row *r)
 {
     bk_store *store = c->walk.store;
     int listed = 0;
     pthread_rwlock_rdlock(&store->lock);
-    c->epoch = store->epoch;
     const bk_ledger_rows *ledger = bk_directory_ledger(&store->directory, r->ledger_id);
     for (uint32_t i = 0; ledger != NULL && i < ledger->count && !listed; i++)
         listed = ledger->rows[i].log == r->row.log &&
                  ledger->rows[i].page_offset == r->row.page_offset;
+    if (listed)
+        c->epoch = store->epoch;
     pthread_rwlock_unlock(&store->lock);
     return listed;
 }

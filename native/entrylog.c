@@ -46,7 +46,6 @@ int bk_log_header_read(const uint8_t *block, bk_log_header *header)
 int bk_log_header_load(const char *path, bk_log_header *header, uint64_t *file_size)
 {
     uint8_t block[HEADER_SIZE + 4];
-    bk_lost lost = {.count = 0};
     struct stat status;
     size_t got = 0;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -54,7 +53,7 @@ int bk_log_header_load(const char *path, bk_log_header *header, uint64_t *file_s
         return -errno;
     int result = fstat(fd, &status) == 0 ? BK_OK : -errno;
     if (result == BK_OK)
-        result = bk_io_salvage(fd, block, sizeof block, 0, BK_FAULT_LOG_READ, &lost, &got);
+        result = bk_io_read(fd, block, sizeof block, 0, &got);
     close(fd);
     if (result != BK_OK)
         return result;

@@ -233,7 +233,8 @@ static int scan_read(int fd, void *out, size_t size, uint64_t offset, int32_t si
 {
     int fault = bk_fault_in(site, offset, size);
     *got = 0;
-    return fault != 0 ? fault : bk_io_read(fd, out, size, offset, got);
+    int result = fault != 0 ? fault : bk_io_read(fd, out, size, offset, got);
+    return result == -ENODATA ? -EIO : result; /* what a medium error is to direct reads */
 }
 
 /* A part of one block. */

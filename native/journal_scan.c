@@ -27,6 +27,8 @@ static int read_header(bk_journal_scan *scan, const char *path)
     int result = bk_window_look(&scan->window, 0, BK_BLOCK_SIZE, &block, &got);
     if (result != 0)
         return result;
+    if (bk_window_has_lost(&scan->window, 0, BK_BLOCK_SIZE))
+        return -EIO; /* all groups of the file would be passed over, and it may be read next time */
     if (got < BK_BLOCK_SIZE)
         return BK_END;
     const char *name = strrchr(path, '/');

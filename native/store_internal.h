@@ -103,8 +103,7 @@ typedef struct {
 void bk_log_header_write(uint8_t *block, const bk_log_header *header);
 /* BK_OK or BK_CORRUPT. */
 int bk_log_header_read(const uint8_t *block, bk_log_header *header);
-/* [blocks] From a file: BK_OK, BK_CORRUPT (damaged, cut short, or the disk cannot read it), -ENOENT,
- * other errno. */
+/* [blocks] From a file: BK_OK, BK_CORRUPT (damaged or cut short), -ENOENT, other errno. */
 int bk_log_header_load(const char *path, bk_log_header *header, uint64_t *file_size);
 
 /* The one writer of a log and of its index. */

@@ -157,6 +157,24 @@ def test_an_unreadable_block_of_a_log_leads_to_limbo(folder: Path, config: Booki
     assert not set(missing(config)) & {(ledger, i) for ledger in LEDGERS for i in range(3)}
 
 
+def test_a_log_that_is_damaged_only_now_and_then_keeps_its_index(
+    folder: Path, config: BookieConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the new one would lack entries, and nothing would say so."""
+    index = folder / "ledgers" / "00000001.index"
+    before = index.read_bytes()
+    (folder / "ledgers/lastMark").unlink()  # else this log is the open one, whose end may be torn
+    monkeypatch.setattr(bookie.rebuild, "_damages_in", lambda _log, _end: iter(()))
+    plan_fault("log_read", 3)
+    try:
+        with pytest.raises(BookieError, match="not when it was read again"):
+            run(config)
+    finally:
+        clear_fault()
+    assert index.read_bytes() == before
+    assert not index.with_suffix(".rebuilt").exists()
+
+
 def test_a_rebuilt_bookie_may_be_rebuilt_again(folder: Path, config: BookieConfig) -> None:
     for _ in range(3):
         run(config)

@@ -10,7 +10,6 @@ from stores import MIB, StoreRig, entries
 from wire import be, crc32c
 
 from native.errors import Absent, Corrupt
-from native.faults import clear_fault, plan_fault
 from native.store import MAP, Damage, LogRecord, read_head, scan_log
 
 BLOCK = 4096
@@ -137,20 +136,6 @@ def test_a_damaged_header_is_corrupt_to_a_scan_and_no_obstacle_to_reads(rig: Sto
     with pytest.raises(Corrupt):
         next(scan_log(rig.path(LOG)))
     rig.reopen()
-    rig.check()
-    assert [(d.path, d.offset) for d in rig.damage()] == [(rig.path(LOG), 0)]
-
-
-def test_a_header_that_cannot_be_read_is_as_a_damaged_one(rig: StoreRig) -> None:
-    rig.flush({1: entries(1, range(3))})
-    rig.roll()
-    plan_fault("log_read", 1)
-    try:
-        with pytest.raises(Corrupt):
-            next(scan_log(rig.path(LOG)))
-        rig.reopen()
-    finally:
-        clear_fault()
     rig.check()
     assert [(d.path, d.offset) for d in rig.damage()] == [(rig.path(LOG), 0)]
 

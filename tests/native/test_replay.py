@@ -139,14 +139,17 @@ def test_a_journal_file_never_takes_the_place_of_another(tmp_path: Path, spares:
 # --- blocks that cannot be read ---------------------------------------------------------------
 
 
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENODATA])
 @pytest.mark.parametrize("nth", [2, 3, 4])
-def test_an_unreadable_block_costs_its_own_entries_alone(bookie: Bookie, nth: int) -> None:
+def test_an_unreadable_block_costs_its_own_entries_alone(
+    bookie: Bookie, nth: int, error: int
+) -> None:
     """Also in the last group: what it held was acknowledged, so it is no torn tail."""
     payloads = [b"one", b"two", b"three"]
     for i, payload in enumerate(payloads):
         bookie.add(1, i, payload)
     lost = nth - 2  # the first block is the header
-    plan_fault("journal_read", nth)
+    plan_fault("journal_read", nth, error)
     try:
         for _ in range(2):
             bookie.crash()
@@ -160,6 +163,22 @@ def test_an_unreadable_block_costs_its_own_entries_alone(bookie: Bookie, nth: in
     bookie.crash()
     assert not bookie.recovery.limbo
     assert [bookie.payload(1, i) for i in range(3)] == payloads, "it can be read again"
+
+
+def test_a_journal_whose_header_cannot_be_read_stops_the_start(bookie: Bookie) -> None:
+    """All of its groups would be passed over, although each of them can be read."""
+    bookie.add(1, 0, b"one")
+    bookie.connection.close()
+    bookie.engine.close()
+    before = contents(bookie)
+    plan_fault("journal_read", 1)
+    with pytest.raises(OSError, match="Input/output"):
+        bookie._open()
+    clear_fault()
+    assert contents(bookie) == before
+    bookie.engine, bookie.recovery = bookie._open()
+    bookie.connection = bookie.engine.connect(1)
+    assert bookie.payload(1, 0) == b"one"
 
 
 @pytest.mark.parametrize("large", [False, True])
