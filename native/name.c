@@ -60,7 +60,7 @@ static int read_name(bk_store *store, const bk_row *row, bk_name *name)
     result = bk_io_read(fd, record, sizeof record, row->log_offset - sizeof record, &got);
     bk_log_release(&store->files, row->log, BK_FILE_LOG);
     if (result != BK_OK)
-        return result == -EIO ? BK_ABSENT : result;
+        return result; /* of what cannot be read it is not known whether it is the newest */
     if (bk_record_read(record, got, 0, &size) != BK_OK || size != sizeof record ||
         (int64_t)bk_get64be(body) != name->ledger_id ||
         (int64_t)bk_get64be(body + 8) != BK_RECORD_INCARNATION)

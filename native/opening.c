@@ -312,8 +312,10 @@ static int is_leftover(const opening *o, const found *f)
         return 0;
     if (f->state == BK_OK || is_bare(o, f))
         return 1;
-    /* No sound header: being created, unless its index vouches for records. */
-    return f->id >= o->mark->next_log_id && read_index(o->store, f->id, NULL).rows == 0;
+    /* No sound header: being created, unless its index vouches for records, or cannot be read. */
+    index_walk walk = read_index(o->store, f->id, NULL);
+    int is_empty = walk.rows == 0 && (walk.result >= 0 || walk.result == -ENOENT);
+    return f->id >= o->mark->next_log_id && is_empty;
 }
 
 static int is_superseded(const opening *o, const found *f)
@@ -403,8 +405,12 @@ static int mend_index(opening *o, const found *f, const index_walk *walk, int is
     bk_store_note_log(o->store, f->id, BK_SUFFIX_INDEX, walk->end, -1, -1);
     if (!f->has_log)
         return BK_OK;
-    if (!is_only_torn)
-        return rebuild_index(o, f, walk, note_damage);
+    if (!is_only_torn) {
+        /* What the disk does not read now may be sound, and read another time. */
+        int is_doubtful_index = walk->result < 0 && walk->result != -ENOENT;
+        int result = rebuild_index(o, f, walk, is_doubtful_index ? refuse_damage : note_damage);
+        return is_doubtful_index && result == BK_CORRUPT ? -EIO : result;
+    }
     (void)rebuild_index(o, f, walk, refuse_damage);
     return BK_OK;
 }
