@@ -146,7 +146,7 @@ class TopicRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Free text kept with the topic, for applications."""
     created_ms: Count = 0
     grown: Annotated[list[Growth], msgspec.Meta(max_length=GROWTHS_MAX)] = []
-    """when partitions were added; growths before the last GROWTHS_MAX are forgotten"""
+    """when partitions were added; the oldest of more than GROWTHS_MAX growths count as one"""
     created_timestamp: Timestamp = 0
     """when a topic with timesync was created, in the cluster's time; 0 without timesync"""
     altered_timestamp: Timestamp = 0

@@ -374,10 +374,10 @@ class GroupConsumer(Openable):
     def _wake(self) -> None:
         self._arrivals.note()
 
-    async def _apply(self, row: MemberRecord | None) -> None:
+    async def _apply(self, row: MemberRecord | None) -> bool:
         if row is None:
             self._delivery.lose()
-        await self._partitions.apply(row, self._delivery)
+        return await self._partitions.apply(row, self._delivery)
 
     async def _prepare(self) -> None:
         if isinstance(self._delivery, Shared):

@@ -24,6 +24,7 @@ from ledger_client.errors import LedgerError, MemberRemoved, MetadataUnavailable
 from ledger_client.groups.heartbeats import Heartbeats, Pulse
 from ledger_client.groups.options import ConsumerOptions
 from ledger_client.groups.progress import Progress
+from ledger_client.ledgers.catalogue import translated
 from ledger_client.topics.context import TopicContext
 from metadata.errors import MetadataError
 from metadata.groups.calls import BeatNoted, GroupJoined, JoinGroup
@@ -32,9 +33,10 @@ from metadata.groups.rows import MemberRecord, Wanted, decode_member, member_key
 LOOK_S = 5.0
 """Between two looks at the row, beside hints and reports."""
 RETRY_S = 0.5
+REPLACED = "another consumer was started under this name"
 _log = logging.getLogger(__name__)
 
-ApplyRow = Callable[[MemberRecord | None], Awaitable[None]]
+ApplyRow = Callable[[MemberRecord | None], Awaitable[bool]]
 
 
 def _new_name() -> str:
@@ -52,7 +54,8 @@ class Membership:
         wanted: the topics that it wants.
         heartbeats: reports it.
         progress: returns something that changes as the application takes or asks for messages.
-        apply: called with each new row, `None` once the member is none any more.
+        apply: called with each new row, `None` once the member is none any more. It returns False
+            if it is to be called again soon.
         prepare: called before the member joins. Raises MetadataUnavailable.
         wake: called when a call of the application that waits is to raise something.
     """
@@ -87,6 +90,10 @@ class Membership:
         self._refusal: LedgerError | None = None
         """why it did not become a member again"""
         self._news = trio.Event()
+        self._is_applied = True
+        """what the row says is read, all of it"""
+        self._has_asked = False
+        """it asked to be a member, and may have become one"""
         self._row_epoch = 0
         self._is_leaving = False
         self._up_ms = 0
@@ -129,6 +136,7 @@ class Membership:
             parameters=options.parameters,
             up_ms=await self._up(),
         )
+        self._has_asked = True
         request = JoinGroup(self.group, self.member, record, options.mode, options.keep)
         timeout_s = self._context.options.metadata_timeout_s
         await self._calls.ask(request, GroupJoined, timeout_s=timeout_s)
@@ -159,10 +167,10 @@ class Membership:
             watches.subscribe(key, self)
         try:
             while True:
-                with trio.move_on_after(LOOK_S):
+                with trio.move_on_after(LOOK_S if self._is_applied else RETRY_S):
                     await self._news.wait()
                 self._news = trio.Event()
-                if self._is_wanted and not self.is_member:
+                if self._is_wanted and not (self.is_member or self._is_leaving):
                     await self._join_again()
                 if self.is_member:
                     await self._look()
@@ -170,8 +178,15 @@ class Membership:
             watches.unsubscribe(key, self)
 
     async def _join_again(self) -> None:
-        """Become a member again; without a leader there are just no messages."""
+        """Become a member again; without a leader there are just no messages.
+
+        The name may be another run's by now, which goes on.
+        """
         try:
+            if self._options.member and await self._is_replaced():
+                self.end(REPLACED)
+                self._is_wanted = False
+                return
             await self.join()
         except MetadataUnavailable as failure:
             _log.warning("group %s: not joined yet: %s", self.group, failure)
@@ -192,7 +207,7 @@ class Membership:
         """
         self._is_leaving = True
         stays = bool(self._options.member)
-        if self.is_member and (in_vain or not stays):
+        if (self.is_member or self._has_asked) and (in_vain or not stays):
             with suppress(LedgerError):
                 await self._heartbeats.leave(self.pulse, in_vain=in_vain, stays=stays)
         self.vanish()
@@ -238,8 +253,8 @@ class Membership:
         if row is None:
             if not self._is_leaving:
                 await self._lose()
-        elif row.epoch != self._row_epoch:
-            await self._apply(row)
+        elif row.epoch != self._row_epoch or not self._is_applied:
+            self._is_applied = await self._apply(row)
             self._row_epoch = self.pulse.applied = row.epoch
             self._heartbeats.now()
 
@@ -247,14 +262,15 @@ class Membership:
         """Notice that the group removed the member, or that another run took its name."""
         self._heartbeats.remove(self.pulse)
         self.is_member, self._row_epoch, self.pulse.applied = False, 0, 0
-        if self._options.member and await self._is_replaced():
-            self.end("another consumer was started under this name")
+        self._is_applied, self._has_asked = True, False
+        with suppress(LedgerError):
+            if self._options.member and await self._is_replaced():
+                self.end(REPLACED)
         await self._apply(None)
 
     async def _is_replaced(self) -> bool:
-        """Return True if the row of this name is that of another run."""
-        with suppress(MetadataError):
-            key = member_key(self.group, self.member)
+        """Return True if the row of this name is that of another run. Raises LedgerError."""
+        key = member_key(self.group, self.member)
+        with translated(self._context.options.metadata_timeout_s):
             found = await self._context.store.get(key)
             return found is not None and decode_member(key, found.value).run != self.run_id
-        return False

@@ -68,7 +68,7 @@ class Holder(Protocol):
         """Commit what was consumed by itself. Failures are logged."""
 
     async def read(self, starts: dict[Part, Places]) -> None:
-        """Read partitions from these places on. Raises LedgerError; then it is called again."""
+        """Read partitions of a topic from these places on. Raises LedgerError if none is."""
 
     def at_work(self) -> set[Part]:
         """Return the parts of which the application has messages that it may be at work on."""
@@ -152,9 +152,13 @@ class Partitions:
         self._on_failure = on_failure
         self._open_ticks = open_ticks
 
-    async def apply(self, row: MemberRecord | None, holder: Holder) -> None:
-        """Read what the row says, from now on; `None` if the member is none any more."""
-        wanted: set[Part] = set()
+    async def apply(self, row: MemberRecord | None, holder: Holder) -> bool:
+        """Read what the row says, from now on; `None` if the member is none any more.
+
+        Return False if some of it could not be begun. Then it is to be called again, with the
+        newest row: others are to be given up in time meanwhile.
+        """
+        wanted, is_whole = set[Part](), True
         if row is not None:
             self._up_ms = row.up_ms
             wanted = parts_of(row.parts)
@@ -164,10 +168,11 @@ class Partitions:
         if gone := self.active - wanted:
             await self._give_up(gone, holder, is_lost=row is None)
         if gained := wanted - self.active:
-            await self._begin(gained, holder)
+            is_whole = await self._begin(gained, holder)
         if row is not None:  # else they may come back
             self.deletions.look()
         self._on_arrival()
+        return is_whole
 
     def topic_of(self, part: Part) -> str:
         """Return the name of the topic of a partition that is or was read."""
@@ -383,31 +388,44 @@ class Partitions:
                 feed.end()
             self.deletions.doubt(uid)
 
-    async def _begin(self, gained: set[Part], holder: Holder) -> None:
-        """Read these partitions from the group's progress on."""
+    async def _begin(self, gained: set[Part], holder: Holder) -> bool:
+        """Read these partitions from the group's progress on; return False if some could not be."""
         starts: dict[Part, Places] = {}
+        is_whole = True
         for uid in sorted({part.topic for part in gained}):
             parts = {part for part in gained if part.topic == uid}
             try:
-                starts |= await self._until_done(partial(self._starts, uid, parts))
+                starts |= await self._starts(uid, parts)
             except BadGroup as failure:
                 self._on_failure(failure)
-                return
+                return True
             except (NoSuchTopic, CommitRefused) as failure:
                 # There is a newer row, or soon will be: without these, or all of them come then.
                 gained -= parts
                 self._close_feed(uid)
                 if isinstance(failure, NoSuchTopic):
                     self.deletions.note(uid)
+            except LedgerError as failure:
+                self._log_failure(failure)
+                gained -= parts
+                self._close_feed(uid)
+                is_whole = False
         if not gained:
-            return
+            return is_whole
         self._hold(gained)
         for part in gained:
             holder.begin(part, starts[part])
         self.active |= gained
         self.has_begun = True
         await _tell(self._options.on_assigned, self.named(gained))
-        await self._until_done(partial(holder.read, starts))
+        for uid in sorted({part.topic for part in gained}):
+            of_topic = {part: starts[part] for part in gained if part.topic == uid}
+            try:
+                await holder.read(of_topic)
+            except LedgerError as failure:
+                self._log_failure(failure)
+                self.begin_again(of_topic)
+        return is_whole
 
     async def _until_done(self, work: Callable[[], Awaitable[T]]) -> T:
         """Return what *work* returns; try again while it fails for a reason that may pass."""
@@ -417,9 +435,11 @@ class Partitions:
             except (BadGroup, CommitRefused, NoSuchTopic):
                 raise
             except LedgerError as failure:
-                group = self._options.group
-                _log.warning("group %s: partitions not begun: %s", group, failure)
+                self._log_failure(failure)
                 await trio.sleep(RETRY_S)
+
+    def _log_failure(self, failure: LedgerError) -> None:
+        _log.warning("group %s: partitions not begun: %s", self._options.group, failure)
 
     async def _starts(self, uid: int, parts: set[Part]) -> dict[Part, Places]:
         """Return the places at which to begin in each of these partitions of a topic."""

@@ -370,7 +370,9 @@ def _grown(before: TopicRecord, after: TopicRecord, now_ms: int) -> TopicRecord:
     if after.partitions == before.partitions:
         return after
     growths = [*before.grown, Growth(before.partitions, now_ms)]
-    return msgspec.structs.replace(after, grown=growths[-GROWTHS_MAX:])
+    if len(growths) > GROWTHS_MAX:  # those of the oldest count as younger than they are
+        growths[:2] = [Growth(growths[0].first, growths[1].at_ms)]
+    return msgspec.structs.replace(after, grown=growths)
 
 
 def _with_timestamp(record: TopicRecord, kind: Kind, timestamp: int) -> TopicRecord:

@@ -241,8 +241,7 @@ class Office:
         hosted = self._groups[request.group] = self._hosted(request.group)
         hosted.want()
         async with hosted.turn:
-            if hosted.is_deleted:
-                raise MetadataUnavailable(f"group {request.group} is being deleted; ask again")
+            hosted.check(request.group)
             if hosted.group.version == ABSENT:
                 change = Change(hosted.group.record, {})
                 with hosted.founding():
@@ -356,7 +355,8 @@ class Office:
         """
         async with hosted.turn:
             group = hosted.group
-            if hosted.is_deleted or group.record.keep == keep:
+            hosted.check(name)
+            if group.record.keep == keep:
                 return
             self._keeps.suspect(name)
             try:

@@ -139,10 +139,15 @@ class Group:
         self, record: GroupRecord, version: int, rows: Mapping[str, tuple[MemberRecord, int]]
     ) -> None:
         """Take over what is stored, after a change of leader or an unknown outcome."""
-        self.record, self.version = record, version
+        self._take(record, version)
         for name, member in self.members.items():
             member.record, member.version = rows.get(name, (None, ABSENT))
         self._is_stale = True
+
+    def _take(self, record: GroupRecord, version: int) -> None:
+        """Take over the stored record, and keep what was noted while it was stored."""
+        since = self.record.since | record.since
+        self.record, self.version = msgspec.structs.replace(record, since=since), version
 
     def add_stored(self, name: str, record: MemberRecord, version: int, now: float) -> None:
         """Add a member that an earlier leader stored; it has a whole session to report in."""
@@ -195,10 +200,18 @@ class Group:
         self.record = msgspec.structs.replace(self.record, mode=mode)
 
     def note_wanted(self, wanted: Wanted, now_ms: int) -> None:
-        """Note since when the group wants these; it is stored with the next change."""
-        since = dict.fromkeys((*wanted.topics, *wanted.patterns), now_ms) | self.record.since
-        if len(since) > len(self.record.since) and len(since) <= SINCE_MAX:
-            self.record = msgspec.structs.replace(self.record, since=since)
+        """Note since when the group wants these; it is stored with the next change.
+
+        A group that was stored without, as by an earlier version, may have wanted them all along.
+        """
+        record = self.record
+        if self.version != ABSENT and not record.since:
+            now_ms = record.created_ms or now_ms
+        new = [name for name in (*wanted.topics, *wanted.patterns) if name not in record.since]
+        room = max(SINCE_MAX - len(record.since), 0)
+        if new[:room]:
+            since = record.since | dict.fromkeys(new[:room], now_ms)
+            self.record = msgspec.structs.replace(record, since=since)
 
     # --- decisions ------------------------------------------------------------------------
 
@@ -236,7 +249,7 @@ class Group:
 
     def stored(self, change: Change, versions: Mapping[str, int], version: int, now: float) -> None:
         """Note that *change* was made; *versions* are those of the members' rows."""
-        self.record, self.version = change.group, version
+        self._take(change.group, version)
         for name, record in change.rows.items():
             member = self.members[name]
             if record is None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import msgspec
 import trio
 
-from metadata.errors import BadGroup
+from metadata.errors import BadGroup, MetadataUnavailable
 from metadata.groups.calls import GroupState, JoinGroup, MemberState
 from metadata.groups.group import Group
 from metadata.groups.rows import MEMBERS_MAX, WANTED_MAX, Mode, partitions_of
@@ -71,6 +71,11 @@ class Hosted:
     def delete(self, now: float) -> None:
         """Note that the group is being deleted: nothing of it counts any more."""
         self.is_deleted, self._deleted_at = True, now
+
+    def check(self, name: str) -> None:
+        """Raise MetadataUnavailable while the group is being deleted."""
+        if self.is_deleted:
+            raise MetadataUnavailable(f"group {name} is being deleted; ask again")
 
     def is_left_over(self, now: float) -> bool:
         """Return True if a deletion failed, and nobody asked for it again."""

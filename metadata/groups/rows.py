@@ -93,13 +93,13 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
     """some of its rows are gone, so nobody goes on from the others"""
 
     def since_ms(self, topic: str) -> int | None:
-        """Return when the group first wanted a topic; `None` if that is not known."""
+        """Return when the group first wanted a topic, at the earliest; `None`: nothing is known."""
         times = [
             ms
             for name, ms in self.since.items()
             if matches(Wanted(topics=[name], patterns=[name]), topic)
         ]
-        return min(times, default=None)
+        return min(times, default=self.created_ms or None)
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):

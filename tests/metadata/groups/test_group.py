@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from metadata.groups import group as module
 from metadata.groups.assignment import Part
 from metadata.groups.group import Group, Inventory, Member
-from metadata.groups.rows import GroupRecord, MemberRecord, Wanted, parts_of
+from metadata.groups.rows import SINCE_MAX, GroupRecord, MemberRecord, Wanted, parts_of
 from metadata.store import ABSENT
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
@@ -117,6 +117,44 @@ def test_a_member_that_keeps_what_is_revoked_loses_it_when_its_time_is_up(leader
     leader.now += 0.1
     leader.settle()
     assert leader.parts("b") == moving
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+def test_what_is_wanted_is_noted_though_another_change_is_under_way(is_made: bool) -> None:
+    """Else a partition that comes later counts as older than the group."""
+    group = Group(GroupRecord(), ABSENT, {})
+    group.note_wanted(ORDERS, 5)
+    group.join("a", joined("a1"), 0.0)
+    change = group.step(0.0, rebalance=False)
+    assert change is not None
+    group.note_wanted(EVERYTHING, 7)
+    group.join("b", joined("b1", EVERYTHING), 0.0)
+    if is_made:
+        group.stored(change, {"a": 1}, 2, 0.0)
+    else:
+        group.load(GroupRecord(), ABSENT, {})
+    following = group.step(0.0, rebalance=False)
+    assert following is not None
+    assert following.group.since == {"shop/orders": 5, "shop/*": 7}
+
+
+def test_a_group_that_was_stored_without_notes_may_have_wanted_all_along() -> None:
+    group = Group(GroupRecord(created_ms=3), 7, {})
+    group.note_wanted(ORDERS, 9)
+    group.note_wanted(EVERYTHING, 10)
+    assert group.record.since == {"shop/orders": 3, "shop/*": 10}
+    assert group.record.since_ms("shop/orders") == 3
+    assert group.record.since_ms("other/orders") == 3, "it is not older than the group"
+    assert GroupRecord().since_ms("other/orders") is None
+
+
+def test_as_many_notes_are_kept_as_there_is_room_for() -> None:
+    group = Group(GroupRecord(created_ms=3), ABSENT, {})
+    for first in range(0, 2 * SINCE_MAX, 150):
+        group.note_wanted(Wanted(topics=[f"day/{first + i}" for i in range(150)]), 10 + first)
+    assert len(group.record.since) == SINCE_MAX
+    assert group.record.since_ms("day/199") == 160
+    assert group.record.since_ms("day/200") == 3
 
 
 def test_nothing_changes_before_the_timer(leader: Leader) -> None:
