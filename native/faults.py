@@ -29,6 +29,7 @@ _SITES = {
     "journal_read": lib.BK_FAULT_JOURNAL_READ,
     "log_read": lib.BK_FAULT_LOG_READ,
     "table_read": lib.BK_FAULT_TABLE_READ,
+    "index_read": lib.BK_FAULT_INDEX_READ,
 }
 
 
@@ -38,9 +39,9 @@ def plan_fault(site: str, nth: int = 1, error_number: int = 5, count: int = 1) -
     Args:
         site: journal_write, journal_sync, log_write, log_sync, index_write, index_sync,
             table_write, table_sync, entry_read, log_erase, array (of memory) or folder_read;
-            With journal_read, log_read and table_read, of scans from front to back, it is the
-            *nth* block of any such file that cannot be read, and *count* - 1 behind it, until
-            clear_fault().
+            With journal_read, log_read, table_read and index_read, of scans from front to back, it
+            is the *nth* block of any such file that cannot be read, and *count* - 1 behind it,
+            until clear_fault().
         nth: counted from 1, the next call.
         error_number: a positive errno.
         count: calls in a row that fail.

@@ -102,7 +102,7 @@ static int read_file_header(bk_index_scan *scan)
 {
     uint8_t header[FILE_HEADER_SIZE + 4];
     size_t got;
-    int result = bk_io_read(scan->fd, header, sizeof header, 0, &got);
+    int result = bk_io_scan(scan->fd, header, sizeof header, 0, BK_FAULT_INDEX_READ, &got);
     if (result != BK_OK)
         return result;
     if (got < sizeof header || scan->file_size < BK_BLOCK_SIZE ||
@@ -141,7 +141,8 @@ static int read_block_header(bk_index_scan *scan, bk_index_block *block, uint32_
 {
     uint8_t header[BK_INDEX_BLOCK_HEADER];
     size_t got;
-    int result = bk_io_read(scan->fd, header, sizeof header, scan->end, &got);
+    int result =
+        bk_io_scan(scan->fd, header, sizeof header, scan->end, BK_FAULT_INDEX_READ, &got);
     if (result != BK_OK)
         return result;
     if (got < sizeof header || memcmp(header, BLOCK_MAGIC, sizeof BLOCK_MAGIC) != 0 ||
@@ -209,8 +210,8 @@ static int read_rows(bk_index_scan *scan, const bk_index_block *block, uint32_t 
         scan->rows = larger;
         scan->row_capacity = block->rows;
     }
-    int result =
-        bk_io_read(scan->fd, scan->rows, size, block->offset + BK_INDEX_BLOCK_HEADER, &got);
+    int result = bk_io_scan(scan->fd, scan->rows, size, block->offset + BK_INDEX_BLOCK_HEADER,
+                            BK_FAULT_INDEX_READ, &got);
     if (result != BK_OK)
         return result;
     if (got < size || bk_crc32c(0, scan->rows, size) != crc)
@@ -256,7 +257,7 @@ static int check_page(const bk_index_scan *scan, uint64_t offset, size_t size)
 {
     uint8_t page[BK_BLOCK_SIZE];
     size_t got;
-    int result = bk_io_read(scan->fd, page, size, offset, &got);
+    int result = bk_io_scan(scan->fd, page, size, offset, BK_FAULT_INDEX_READ, &got);
     if (result != BK_OK)
         return result;
     int sound = got == size && bk_crc32c(0, page, size - 4) == bk_get32le(page + size - 4);

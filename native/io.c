@@ -229,12 +229,12 @@ static int note_lost(bk_lost *lost, uint64_t offset)
     return 0;
 }
 
-static int scan_read(int fd, void *out, size_t size, uint64_t offset, int32_t site, size_t *got)
+int bk_io_scan(int fd, void *out, size_t size, uint64_t offset, int32_t site, size_t *got)
 {
     int fault = bk_fault_in(site, offset, size);
     *got = 0;
     int result = fault != 0 ? fault : bk_io_read(fd, out, size, offset, got);
-    return result == -ENODATA ? -EIO : result; /* what a medium error is to direct reads */
+    return result == -ENODATA ? -EIO : result;
 }
 
 /* A part of one block. */
@@ -242,7 +242,7 @@ static int salvage_block(int fd, uint8_t *out, size_t size, uint64_t offset, int
                          bk_lost *lost, size_t *got)
 {
     struct stat st;
-    int result = scan_read(fd, out, size, offset, site, got);
+    int result = bk_io_scan(fd, out, size, offset, site, got);
     if (result != -EIO)
         return result;
     if (fstat(fd, &st) != 0)
@@ -257,7 +257,7 @@ int bk_io_salvage(int fd, void *out, size_t size, uint64_t offset, int32_t site,
                   size_t *got)
 {
     uint8_t *at = out;
-    int result = scan_read(fd, out, size, offset, site, got);
+    int result = bk_io_scan(fd, out, size, offset, site, got);
     if (result != -EIO)
         return result;
     result = 0;

@@ -21,6 +21,7 @@
 #define BK_FAULT_JOURNAL_READ 13
 #define BK_FAULT_LOG_READ 14
 #define BK_FAULT_TABLE_READ 15
+#define BK_FAULT_INDEX_READ 16
 
 /* Faults are there only in a build with BK_FAULTS defined, as an editable one is; without it
  * planning one returns -ENOSYS, and bk_fault_at is always 0. */

@@ -57,7 +57,8 @@ static int read_name(bk_store *store, const bk_row *row, bk_name *name)
         return BK_ABSENT; /* a log that is missing is noted elsewhere */
     if (result != BK_OK)
         return result;
-    result = bk_io_read(fd, record, sizeof record, row->log_offset - sizeof record, &got);
+    result = bk_io_scan(fd, record, sizeof record, row->log_offset - sizeof record,
+                        BK_FAULT_LOG_READ, &got);
     bk_log_release(&store->files, row->log, BK_FILE_LOG);
     if (result != BK_OK)
         return result; /* of what cannot be read it is not known whether it is the newest */

@@ -1,0 +1,130 @@
+"""Blocks that a disk cannot read at one start, and can at the next: nothing is lost meanwhile."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engines import Bookie
+from wire import add
+
+from native import frame
+from native.faults import clear_fault, plan_fault
+from native.journal import INCARNATION
+from native.store import LogRecord, scan_log
+
+COUNT = 40
+BLOCK_SIZE = 4096
+
+
+@pytest.fixture
+def bookie(tmp_path: Path) -> Iterator[Bookie]:
+    """Ledger 1 in log 1, which is closed."""
+    bookie = Bookie(tmp_path)
+    for i in range(COUNT):
+        bookie.add(1, i, payload(i))
+    bookie.checkpoint()
+    bookie.roll()
+    yield bookie
+    bookie.close()
+
+
+def payload(entry_id: int) -> bytes:
+    return f"entry {entry_id} ".encode() * (1 + entry_id % 7)
+
+
+def put(bookie: Bookie, frames: bytes) -> None:
+    """Send frames, sync, and flush."""
+    bookie.send(frames)
+    while bookie.engine.commit():
+        pass
+    bookie.checkpoint()
+
+
+def spoil(path: Path, offset: int) -> None:
+    """Flip all bits of a byte."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        (byte,) = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte ^ 0xFF]))
+
+
+def fail_to_start(bookie: Bookie, site: str, nth: int, error_number: int = errno.EIO) -> None:
+    plan_fault(site, nth, error_number)
+    try:
+        with pytest.raises(OSError, match="Input/output error"):
+            bookie.crash()
+    finally:
+        clear_fault()
+
+
+@pytest.mark.parametrize("error_number", [errno.EIO, errno.ENODATA])
+@pytest.mark.parametrize("nth", [1, 2])
+def test_an_index_that_cannot_be_read_now_stops_the_start(
+    bookie: Bookie, nth: int, error_number: int
+) -> None:
+    fail_to_start(bookie, "index_read", nth, error_number)
+    bookie.crash()
+    assert not bookie.recovery.limbo
+    assert [bookie.payload(1, i) for i in range(COUNT)] == [payload(i) for i in range(COUNT)]
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_an_index_that_cannot_be_read_now_gives_way_to_none_that_lacks_entries(
+    bookie: Bookie, nth: int
+) -> None:
+    """Else the bookie would deny the entry whose record is damaged, though it had it."""
+    place = bookie.engine.store.find(1, 5)
+    spoil(bookie.ledger_folder / "00000001.log", place.offset + 40)
+    index = bookie.ledger_folder / "00000001.index"
+    before = index.read_bytes()
+    fail_to_start(bookie, "index_read", nth)
+    assert index.read_bytes() == before
+    assert not (bookie.ledger_folder / "limbo").exists()
+    bookie.crash()
+    assert not bookie.recovery.limbo
+    assert bookie.read(1, 5)[0] == frame.Code.IO_ERROR
+    assert bookie.payload(1, 4) == payload(4)
+
+
+def test_a_log_is_no_leftover_while_nobody_can_tell_what_is_in_it(bookie: Bookie) -> None:
+    """Its header is damaged, no mark knows it, and its index cannot be read."""
+    mark = bookie.mark
+    bookie.add(1, COUNT, payload(COUNT))
+    assert bookie.engine.seal()
+    assert bookie.engine.flush() is not None
+    bookie.mark = mark  # the crash came before the newer one was stored
+    log = bookie.ledger_folder / "00000002.log"
+    spoil(log, 0)
+    fail_to_start(bookie, "index_read", 1)
+    assert log.exists()
+    assert log.with_suffix(".index").exists()
+    bookie.crash()
+    assert log.exists()
+    assert bookie.payload(1, COUNT) == payload(COUNT)
+
+
+def test_no_former_ledger_stands_in_for_one_whose_name_cannot_be_read(bookie: Bookie) -> None:
+    """The ledger table is lost, and logs say of which ledger of an id the entries are."""
+    put(bookie, add(3, 0, bytes(2 * BLOCK_SIZE)))
+    put(bookie, frame.incarnation(7, 10) + add(7, 0, b"old"))
+    assert bookie.engine.renew_ledger(7, 10, 20)
+    put(bookie, frame.incarnation(7, 20) + add(7, 0, b"new"))
+    (old, new) = (
+        each.offset // BLOCK_SIZE + 1
+        for log in sorted(bookie.ledger_folder.glob("*.log"))
+        for each in scan_log(log)
+        if isinstance(each, LogRecord) and each.entry_id == INCARNATION
+    )
+    assert old != new
+    for path in bookie.ledger_folder.glob("*.table"):
+        path.unlink()
+    fail_to_start(bookie, "log_read", new)
+    bookie.crash()
+    state = bookie.engine.ledger(7)
+    assert state is not None
+    assert state.incarnation == 20
+    assert bookie.payload(7, 0) == b"new"
