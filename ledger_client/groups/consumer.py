@@ -374,10 +374,10 @@ class GroupConsumer(Openable):
     def _wake(self) -> None:
         self._arrivals.note()
 
-    async def _apply(self, row: MemberRecord | None) -> bool:
+    async def _apply(self, row: MemberRecord | None) -> None:
         if row is None:
             self._delivery.lose()
-        return await self._partitions.apply(row, self._delivery)
+        await self._partitions.apply(row, self._delivery)
 
     async def _prepare(self) -> None:
         if isinstance(self._delivery, Shared):

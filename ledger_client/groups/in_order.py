@@ -478,7 +478,7 @@ class InOrder:
         self._lapses.begin(part)
 
     async def read(self, starts: dict[Part, Places]) -> None:
-        """Read partitions from these places on. Raises LedgerError."""
+        """Read partitions from these places on, once their lanes can be looked up."""
         await self._partitions.add(starts)
 
     def withhold(self, parts: set[Part]) -> None:

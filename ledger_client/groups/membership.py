@@ -21,7 +21,7 @@ from contextlib import suppress
 import trio
 
 from ledger_client.errors import LedgerError, MemberRemoved, MetadataUnavailable
-from ledger_client.groups.heartbeats import Heartbeats, Pulse
+from ledger_client.groups.heartbeats import LEAVE_S, Heartbeats, Pulse
 from ledger_client.groups.options import ConsumerOptions
 from ledger_client.groups.progress import Progress
 from ledger_client.ledgers.catalogue import translated
@@ -36,7 +36,7 @@ RETRY_S = 0.5
 REPLACED = "another consumer was started under this name"
 _log = logging.getLogger(__name__)
 
-ApplyRow = Callable[[MemberRecord | None], Awaitable[bool]]
+ApplyRow = Callable[[MemberRecord | None], Awaitable[None]]
 
 
 def _new_name() -> str:
@@ -54,8 +54,7 @@ class Membership:
         wanted: the topics that it wants.
         heartbeats: reports it.
         progress: returns something that changes as the application takes or asks for messages.
-        apply: called with each new row, `None` once the member is none any more. It returns False
-            if it is to be called again soon.
+        apply: called with each new row, `None` once the member is none any more.
         prepare: called before the member joins. Raises MetadataUnavailable.
         wake: called when a call of the application that waits is to raise something.
     """
@@ -90,10 +89,9 @@ class Membership:
         self._refusal: LedgerError | None = None
         """why it did not become a member again"""
         self._news = trio.Event()
-        self._is_applied = True
-        """what the row says is read, all of it"""
         self._has_asked = False
         """it asked to be a member, and may have become one"""
+        self._asking = trio.Lock()
         self._row_epoch = 0
         self._is_leaving = False
         self._up_ms = 0
@@ -136,10 +134,13 @@ class Membership:
             parameters=options.parameters,
             up_ms=await self._up(),
         )
-        self._has_asked = True
         request = JoinGroup(self.group, self.member, record, options.mode, options.keep)
         timeout_s = self._context.options.metadata_timeout_s
-        await self._calls.ask(request, GroupJoined, timeout_s=timeout_s)
+        async with self._asking:
+            if self._is_leaving:
+                return
+            self._has_asked = True
+            await self._calls.ask(request, GroupJoined, timeout_s=timeout_s)
         if not (self.is_member or self._is_leaving):
             self.is_member = True
             self._heartbeats.add(self.pulse)
@@ -167,7 +168,7 @@ class Membership:
             watches.subscribe(key, self)
         try:
             while True:
-                with trio.move_on_after(LOOK_S if self._is_applied else RETRY_S):
+                with trio.move_on_after(LOOK_S):
                     await self._news.wait()
                 self._news = trio.Event()
                 if self._is_wanted and not (self.is_member or self._is_leaving):
@@ -207,6 +208,9 @@ class Membership:
         """
         self._is_leaving = True
         stays = bool(self._options.member)
+        with trio.move_on_after(LEAVE_S):  # which would overtake it
+            async with self._asking:
+                pass
         if (self.is_member or self._has_asked) and (in_vain or not stays):
             with suppress(LedgerError):
                 await self._heartbeats.leave(self.pulse, in_vain=in_vain, stays=stays)
@@ -253,8 +257,8 @@ class Membership:
         if row is None:
             if not self._is_leaving:
                 await self._lose()
-        elif row.epoch != self._row_epoch or not self._is_applied:
-            self._is_applied = await self._apply(row)
+        elif row.epoch != self._row_epoch:
+            await self._apply(row)
             self._row_epoch = self.pulse.applied = row.epoch
             self._heartbeats.now()
 
@@ -262,11 +266,11 @@ class Membership:
         """Notice that the group removed the member, or that another run took its name."""
         self._heartbeats.remove(self.pulse)
         self.is_member, self._row_epoch, self.pulse.applied = False, 0, 0
-        self._is_applied, self._has_asked = True, False
+        self._has_asked = False
+        await self._apply(None)
         with suppress(LedgerError):
             if self._options.member and await self._is_replaced():
                 self.end(REPLACED)
-        await self._apply(None)
 
     async def _is_replaced(self) -> bool:
         """Return True if the row of this name is that of another run. Raises LedgerError."""

@@ -1,15 +1,16 @@
 """The partitions that a member reads, as its row changes.
 
-    row ──► gained: progress read ──► begun ──► lanes read
-        └─► gone: nothing more is handed out ──► finished, committed ──► forgotten
+    row ──► gone: nothing more is handed out ──► finished, committed ──► forgotten
+        └─► gained: progress read ──► begun ──► lanes read
 
-What the application has of them is the business of their holder.
+Each topic begins in a task of its own: one whose bookies are away holds no other one back, and
+keeps no partition from being given up in time. What the application has of them is the business
+of their holder.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from contextvars import ContextVar
@@ -25,6 +26,7 @@ from ledger_client.errors import (
     MemberRemoved,
     NoSuchTopic,
 )
+from ledger_client.groups.beginnings import Beginnings
 from ledger_client.groups.deletions import Deletions
 from ledger_client.groups.feed import FoundLanes, OpenTicks, TopicFeed
 from ledger_client.groups.options import ConsumedLane, ConsumerOptions, OnParts, TopicPartition
@@ -33,13 +35,15 @@ from ledger_client.groups.slots import Units
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.positions import EARLIEST, Places, Position
 from ledger_client.topics.reading.options import ReadOptions
-from ledger_client.topics.times import Timestamp
 from metadata.groups.assignment import Part
 from metadata.groups.rows import MemberRecord, parts_of
 from metadata.topics import TopicRecord
 
 T = TypeVar("T")
 RETRY_S = 0.5
+RETRY_S_MAX = 5.0
+BEGIN_MAX = 64
+"""Topics for which it is looked up at once where to begin."""
 NAMES_KEPT = 1000
 """How many names of topics are kept, for errors; those of topics that are read in any case."""
 FINISH_PART = 0.8
@@ -68,7 +72,7 @@ class Holder(Protocol):
         """Commit what was consumed by itself. Failures are logged."""
 
     async def read(self, starts: dict[Part, Places]) -> None:
-        """Read partitions of a topic from these places on. Raises LedgerError if none is."""
+        """Read partitions of a topic from these places on, as soon as that is possible."""
 
     def at_work(self) -> set[Part]:
         """Return the parts of which the application has messages that it may be at work on."""
@@ -140,39 +144,66 @@ class Partitions:
         """of topics that are or were read, by uid"""
         self._up_ms = 0
         self._restarted: dict[Part, Places] = {}
-        """where partitions go on whose lanes are looked up"""
+        """where partitions begin or go on that are not read yet, as lanes are looked up first"""
+        self._due: set[Part] = set()
+        """what the member is to have; what its row takes away is not begun any more"""
+        self._beginning: dict[int, set[Part]] = {}
+        """topics that a task begins, by uid: those parts for which it is looked up where"""
+        self._room = trio.CapacityLimiter(BEGIN_MAX)
+        self._searches = trio.Lock()
+        self._found: dict[int, str] = {}
+        """names of topics that the member is to have, by uid"""
+        self._news = trio.Event()
+        """set as there is a newer row"""
+        self._turn = trio.Lock()
+        """held while partitions are given up: nothing begins in between"""
+        self._telling = trio.Lock()
+        """held while the application is told of partitions"""
         self.deletions = Deletions(context, uids, self.feeds, nursery, on_arrival)
         self._context = context
         self._options = options
         self._units = Units(options.mode)
         self._names = names
         self._progress = progress
+        self._beginnings = Beginnings(options, self._units, progress)
         self._nursery = nursery
         self._on_arrival = on_arrival
         self._on_failure = on_failure
         self._open_ticks = open_ticks
 
-    async def apply(self, row: MemberRecord | None, holder: Holder) -> bool:
+    async def apply(self, row: MemberRecord | None, holder: Holder) -> None:
         """Read what the row says, from now on; `None` if the member is none any more.
 
-        Return False if some of it could not be begun. Then it is to be called again, with the
-        newest row: others are to be given up in time meanwhile.
+        Return once the rest is given up. What is gained begins in tasks of its own.
         """
-        wanted, is_whole = set[Part](), True
+        wanted = set[Part]()
         if row is not None:
             self._up_ms = row.up_ms
             wanted = parts_of(row.parts)
             for revoked in row.revoked:
                 wanted -= parts_of(revoked.runs)
         self.parts = wanted
+        self._due &= wanted
+        for looked_up in self._beginning.values():
+            looked_up &= wanted
         if gone := self.active - wanted:
-            await self._give_up(gone, holder, is_lost=row is None)
-        if gained := wanted - self.active:
-            is_whole = await self._begin(gained, holder)
+            async with self._turn:
+                await self._give_up(gone, holder, is_lost=row is None)
+        self._due = set(wanted)
+        self._note_row()
+        for uid in sorted({part.topic for part in wanted - self.active} - self._beginning.keys()):
+            self._beginning[uid] = set()
+            self._nursery.start_soon(self._begin, uid, holder)
         if row is not None:  # else they may come back
             self.deletions.look()
         self._on_arrival()
-        return is_whole
+
+    def _note_row(self) -> None:
+        """Let those that try again do so at once."""
+        self._news.set()
+        self._news = trio.Event()
+        uids = {part.topic for part in self._due}
+        self._found = {uid: name for uid, name in self._found.items() if uid in uids}
 
     def topic_of(self, part: Part) -> str:
         """Return the name of the topic of a partition that is or was read."""
@@ -250,15 +281,7 @@ class Partitions:
         self.drop(starts)
         self._hold(starts)
         self._restarted.update(starts)
-        self._nursery.start_soon(self._add_restarted, starts)
-
-    async def _add_restarted(self, starts: Mapping[Part, Places]) -> None:
-        with suppress(NoSuchTopic):  # soon the row will not have it either
-            lanes = await self._until_done(partial(self._lanes, starts))
-            # What was given up meanwhile, or restarted once more, is not among them.
-            restarted = self._restarted.items()
-            left = {part: places for part, places in restarted if starts.get(part) is places}
-            self._move(left, lanes)
+        self._nursery.start_soon(self.add, starts)
 
     def _hold(self, parts: Iterable[Part]) -> None:
         """In the order of timestamps, hand out nothing until these are read."""
@@ -266,15 +289,23 @@ class Partitions:
             if part.topic in self.feeds:
                 self.feeds[part.topic].hold([part.partition])
 
-    async def add(self, starts: dict[Part, Places]) -> None:
-        """Read partitions from these places on. Raises LedgerError, but not for deleted topics."""
-        for uid in {part.topic for part in starts}:
-            of_topic = {p.partition: places for p, places in starts.items() if p.topic == uid}
-            feed = self.feeds[uid]
-            try:
-                await feed.add(of_topic)
-            except NoSuchTopic:
-                self.end(feed.topic)
+    async def add(self, starts: Mapping[Part, Places]) -> None:
+        """Read partitions that begin() or begin_again() announced, once lanes can be looked up.
+
+        What was given up meanwhile, or is read from another place, is passed over.
+        """
+        try:
+            lanes = await self._until_done(partial(self._lanes, starts))
+        except NoSuchTopic:  # soon the row will not have it either
+            for uid in {part.topic for part in starts} & self.feeds.keys():
+                self.end(self.feeds[uid].topic)
+            return
+        self._move(self._announced(starts), lanes)
+
+    def _announced(self, starts: Mapping[Part, Places]) -> dict[Part, Places]:
+        """Return those of *starts* that still hold."""
+        restarted = self._restarted.items()
+        return {part: places for part, places in restarted if starts.get(part) is places}
 
     async def check(self, places: Mapping[Part, Places]) -> None:
         """Raise BadTopic unless each place is in its lane, of partitions that are read."""
@@ -362,7 +393,8 @@ class Partitions:
     async def _tell_revoked(self, told: Revocation, named: Sequence[TopicPartition]) -> None:
         token = _revocation.set(told)
         try:
-            await _tell(self._options.on_revoked, named)
+            async with self._telling:
+                await _tell(self._options.on_revoked, named)
         except (CommitRefused, MemberRemoved) as failure:  # it cannot know that it is too late
             _log.warning("on_revoked: %s", failure)
         finally:
@@ -382,50 +414,72 @@ class Partitions:
 
     def _close_feed(self, uid: int) -> None:
         """Forget a topic if the member has no partition of it any more: it may be deleted."""
-        if uid in self.feeds and not any(part.topic == uid for part in self.active):
+        is_read = uid in self._beginning or any(part.topic == uid for part in self.active)
+        if uid in self.feeds and not is_read:
             feed = self.feeds.pop(uid)
             if not feed.is_over:
                 feed.end()
             self.deletions.doubt(uid)
 
-    async def _begin(self, gained: set[Part], holder: Holder) -> bool:
-        """Read these partitions from the group's progress on; return False if some could not be."""
-        starts: dict[Part, Places] = {}
-        is_whole = True
-        for uid in sorted({part.topic for part in gained}):
-            parts = {part for part in gained if part.topic == uid}
-            try:
-                starts |= await self._starts(uid, parts)
-            except BadGroup as failure:
-                self._on_failure(failure)
-                return True
-            except (NoSuchTopic, CommitRefused) as failure:
-                # There is a newer row, or soon will be: without these, or all of them come then.
-                gained -= parts
-                self._close_feed(uid)
-                if isinstance(failure, NoSuchTopic):
-                    self.deletions.note(uid)
-            except LedgerError as failure:
-                self._log_failure(failure)
-                gained -= parts
-                self._close_feed(uid)
-                is_whole = False
-        if not gained:
-            return is_whole
-        self._hold(gained)
-        for part in gained:
-            holder.begin(part, starts[part])
-        self.active |= gained
-        self.has_begun = True
-        await _tell(self._options.on_assigned, self.named(gained))
-        for uid in sorted({part.topic for part in gained}):
-            of_topic = {part: starts[part] for part in gained if part.topic == uid}
-            try:
-                await holder.read(of_topic)
-            except LedgerError as failure:
-                self._log_failure(failure)
-                self.begin_again(of_topic)
-        return is_whole
+    async def _begin(self, uid: int, holder: Holder) -> None:
+        """Begin what the member is to have of a topic; try again while that fails."""
+        pause_s, told = RETRY_S, ""
+        try:
+            while parts := {part for part in self._due - self.active if part.topic == uid}:
+                left = self._beginning[uid] = set(parts)
+                failure = await self._begin_some(uid, parts, left, holder)
+                self._progress.forget(parts - self.active)
+                if failure is None:
+                    pause_s = RETRY_S
+                    continue
+                if isinstance(failure, BadGroup):
+                    self._on_failure(failure)
+                    return
+                if str(failure) != told:
+                    told = str(failure)
+                    self._log_failure(failure, uid)
+                with trio.move_on_after(pause_s):
+                    await self._news.wait()
+                pause_s = min(2 * pause_s, RETRY_S_MAX)
+        finally:
+            del self._beginning[uid]
+            self._close_feed(uid)
+            self.deletions.look()
+
+    async def _begin_some(
+        self, uid: int, parts: set[Part], left: set[Part], holder: Holder
+    ) -> LedgerError | None:
+        """Begin partitions of a topic, but for those that *left* has no more by then.
+
+        Return why it failed, if it did.
+        """
+        try:
+            async with self._room:
+                starts = await self._beginnings.starts(await self.feed(uid), parts, self._up_ms)
+        except NoSuchTopic as failure:  # soon the row will not have it either
+            self.deletions.note(uid)
+            return failure
+        except LedgerError as failure:
+            return failure
+        async with self._turn:
+            begun = {part: starts[part] for part in left}
+            left.clear()
+            self._hold(begun)
+            for part, places in begun.items():
+                holder.begin(part, places)
+            self._restarted.update(begun)
+            self.active.update(begun)
+        if begun:
+            self.has_begun = True
+            named = self.named(begun)
+            async with self._telling:
+                await _tell(self._options.on_assigned, named)
+            left_alone = self._announced(begun)  # else the application moved it, or it went
+            await holder.read(left_alone)
+            for part in self._announced(left_alone):
+                del self._restarted[part]
+            self._on_arrival()
+        return None
 
     async def _until_done(self, work: Callable[[], Awaitable[T]]) -> T:
         """Return what *work* returns; try again while it fails for a reason that may pass."""
@@ -438,52 +492,17 @@ class Partitions:
                 self._log_failure(failure)
                 await trio.sleep(RETRY_S)
 
-    def _log_failure(self, failure: LedgerError) -> None:
-        _log.warning("group %s: partitions not begun: %s", self._options.group, failure)
+    def _log_failure(self, failure: LedgerError, uid: int | None = None) -> None:
+        what = "partitions" if uid is None else f"partitions of {self._name(uid)}"
+        _log.warning("group %s: %s not begun yet: %s", self._options.group, what, failure)
 
-    async def _starts(self, uid: int, parts: set[Part]) -> dict[Part, Places]:
-        """Return the places at which to begin in each of these partitions of a topic."""
-        feed = await self.feed(uid)
-        stored = await self._progress.read(parts)
-        starts: dict[Part, Places] = {part: places or {} for part, places in stored.items()}
-        first = [part for part, places in stored.items() if places is None]
-        start = self._options.start
-        if not first or start == "earliest":
-            return starts
-        if start == "none":
-            partition, where = self.partition(first[0]), feed.topic.name
-            if partition >= 0:
-                where = f"partition {partition} of {where}"
-            raise BadGroup(
-                f"group {self._options.group} has committed nothing in {where}, and start is "
-                '"none"; begin at "earliest" or "latest"'
-            )
-        if isinstance(start, Timestamp) and not feed.topic.timesync:
-            raise BadGroup(
-                f"{feed.topic.name} is without timesync: its messages have no timestamps to begin "
-                "at; begin at a publish time"
-            )
-        later = await self._later(feed, first) if start == "latest" else set()
-        places = await feed.begin({self.partition(part) for part in first}, start)
-        begun = {part: {} if part in later else places[self.partition(part)] for part in first}
-        # Durable at once: what is written from now on is not missed by the next member.
-        await self._progress.begin(begun)
-        return starts | begun
-
-    async def _later(self, feed: TopicFeed, parts: Iterable[Part]) -> set[Part]:
-        """Return the partitions that came after the group: it has seen nothing of them before."""
-        since_ms = await self._progress.since_ms(feed.topic.name)
-        if since_ms is None:
-            since_ms = self._up_ms
-        return {part for part in parts if self._begun_ms(feed.topic, part) >= since_ms}
-
-    def _begun_ms(self, topic: TopicRecord, part: Part) -> float:
-        """Return when a partition came into being; infinity if it did since *topic* was read."""
-        partition = self.partition(part)
-        return topic.begun_ms(partition) if partition in topic.partition_indexes else math.inf
+    def _name(self, uid: int) -> str:
+        return self._topic_names.get(uid) or self._found.get(uid) or f"topic {uid}"
 
     async def _open_feed(self, uid: int) -> TopicFeed:
         topic = await self._topic(uid)
+        if uid in self.feeds:  # somebody else was faster
+            return self.feeds[uid]
         by_timestamp = self._options.order == "timestamp"
         if by_timestamp and not topic.timesync:
             raise BadGroup(f"{topic.name} is without timesync: its messages have no timestamps")
@@ -518,15 +537,32 @@ class Partitions:
 
     async def _topic(self, uid: int) -> TopicRecord:
         """Return the topic with this uid. Raises NoSuchTopic."""
-        for name in self._names:
+        async with self._searches:
+            if uid not in self._found:
+                await self._find(uid)
+            name = self._found.get(uid)
+        if name is not None:
             with suppress(NoSuchTopic):
                 topic, _ = await self._context.catalogue.get(name)
                 if topic.uid == uid:
                     return topic
-        for topic in await self._context.catalogue.list():
-            if topic.uid == uid:
-                return topic
+            self._found.pop(uid, None)  # it was renamed, or is another one by now
         raise NoSuchTopic(f"uid {uid}")
+
+    async def _find(self, uid: int) -> None:
+        """Note the name of a topic, and those that are found on the way."""
+        known = set(self._found.values())
+        for name in self._names:
+            if uid in self._found:
+                return
+            if name not in known:
+                with suppress(NoSuchTopic):
+                    topic, _ = await self._context.catalogue.get(name)
+                    self._found[topic.uid] = name
+        if uid not in self._found:
+            uids = {uid, *(part.topic for part in self._due)}
+            topics = await self._context.catalogue.list()
+            self._found |= {each.uid: each.name for each in topics if each.uid in uids}
 
 
 def _named(parts: Iterable[TopicPartition]) -> set[TopicPartition]:

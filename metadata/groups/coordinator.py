@@ -221,7 +221,7 @@ class Office:
             raise MetadataUnavailable(f"group {name} is being deleted; ask again")
         if len(self._groups) >= GROUPS_MAX:
             raise BadGroup(f"there are {GROUPS_MAX} groups; delete some")
-        return Hosted(Group(GroupRecord(), ABSENT, self._topics))
+        return Hosted(Group(GroupRecord(is_noted=True), ABSENT, self._topics))
 
     def _check_topics(self, group: Group, request: JoinGroup) -> None:
         """Raise BadGroup if the group would be one too many for a topic that it names anew."""

@@ -146,8 +146,9 @@ class Group:
 
     def _take(self, record: GroupRecord, version: int) -> None:
         """Take over the stored record, and keep what was noted while it was stored."""
-        since = self.record.since | record.since
-        self.record, self.version = msgspec.structs.replace(record, since=since), version
+        since, is_noted = self.record.since | record.since, self.record.is_noted or record.is_noted
+        self.record = msgspec.structs.replace(record, since=since, is_noted=is_noted)
+        self.version = version
 
     def add_stored(self, name: str, record: MemberRecord, version: int, now: float) -> None:
         """Add a member that an earlier leader stored; it has a whole session to report in."""
@@ -202,16 +203,19 @@ class Group:
     def note_wanted(self, wanted: Wanted, now_ms: int) -> None:
         """Note since when the group wants these; it is stored with the next change.
 
-        A group that was stored without, as by an earlier version, may have wanted them all along.
+        A group that was stored without notes may have wanted these all along, and what its members
+        want who have not joined anew yet.
         """
-        record = self.record
-        if self.version != ABSENT and not record.since:
+        record, all_wanted = self.record, [wanted]
+        if self.version != ABSENT and not record.is_noted:
             now_ms = record.created_ms or now_ms
-        new = [name for name in (*wanted.topics, *wanted.patterns) if name not in record.since]
-        room = max(SINCE_MAX - len(record.since), 0)
-        if new[:room]:
-            since = record.since | dict.fromkeys(new[:room], now_ms)
-            self.record = msgspec.structs.replace(record, since=since)
+            all_wanted += [member.joined.wanted for member in self.members.values()]
+        named = dict.fromkeys(
+            name for each in all_wanted for name in (*each.topics, *each.patterns)
+        )
+        new = [name for name in named if name not in record.since]
+        since = record.since | dict.fromkeys(new[: max(SINCE_MAX - len(record.since), 0)], now_ms)
+        self.record = msgspec.structs.replace(record, since=since, is_noted=True)
 
     # --- decisions ------------------------------------------------------------------------
 
@@ -265,7 +269,8 @@ class Group:
         """Note that neither the group nor this member is stored any more: it would begin anew."""
         self.members.pop(name, None)
         since = self.record.since if self.members else {}  # who came meanwhile noted that already
-        self.record, self.version = GroupRecord(mode=self.record.mode, since=since), ABSENT
+        self.record = GroupRecord(mode=self.record.mode, since=since, is_noted=True)
+        self.version = ABSENT
         self._is_stale = True
 
     @property

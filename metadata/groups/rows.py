@@ -89,17 +89,20 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
     since: dict[str, Count] = {}
     """the first SINCE_MAX topics and patterns that a member named, each with the store's time
     then: partitions that are younger are read from their first message"""
+    is_noted: bool = False
+    """*since* names what was wanted from the first on; not so if an earlier version made the group,
+    which may have wanted anything since *created_ms*"""
     deleting: bool = False
     """some of its rows are gone, so nobody goes on from the others"""
 
     def since_ms(self, topic: str) -> int | None:
-        """Return when the group first wanted a topic, at the earliest; `None`: nothing is known."""
+        """Return when the group first wanted a topic, at the earliest; `None` if nobody knows."""
         times = [
             ms
             for name, ms in self.since.items()
             if matches(Wanted(topics=[name], patterns=[name]), topic)
         ]
-        return min(times, default=self.created_ms or None)
+        return min(times, default=None if self.is_noted else self.created_ms or None)
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):

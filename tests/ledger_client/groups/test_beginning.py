@@ -2,74 +2,250 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 import trio
 from group_rig import ORDERS, rest, send, shop, take
 from trio.testing import MockClock
 
-from ledger_client.errors import MemberRemoved, ReplicasUnavailable
-from ledger_client.groups import feed, membership
-from ledger_client.groups.feed import TopicFeed
+from ledger_client import Client
+from ledger_client.errors import MemberRemoved, MetadataUnavailable, ReplicasUnavailable
+from ledger_client.groups import membership
+from ledger_client.groups.consumer import GroupConsumer
+from ledger_client.groups.feed import FoundLanes, TopicFeed
+from ledger_client.groups.options import TopicPartition
+from ledger_client.topics.positions import LanePlace, Place
 from metadata.groups.rows import GROUP_MEMBERS
 from metadata.store import Op, Put, Versions
 
 OTHER = "shop/other"
 
 
+@dataclass
+class Away:
+    """Topics whose ends cannot be found, as their bookies are away; who asks waits for a while."""
+
+    topics: set[str] = field(default_factory=set)
+    silent_s: float = 1
+
+
 @pytest.fixture
-def away(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Topics whose ends cannot be found, as their bookies are away."""
-    topics: set[str] = set()
-    begin = TopicFeed.begin
+def away(monkeypatch: pytest.MonkeyPatch) -> Away:
+    nothing, begin = Away(), TopicFeed.begin
 
     async def begin_if_there(self: TopicFeed, *arguments: object) -> Mapping[int, object]:
-        if self.topic.name in topics:
-            await trio.sleep(1)
+        if self.topic.name in nothing.topics:
+            await trio.sleep(nothing.silent_s)
             raise ReplicasUnavailable(ledger_id=1, entry_id=0, reasons={"b3": "gone"})
         return await begin(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(feed.TopicFeed, "begin", begin_if_there)
-    return topics
+    monkeypatch.setattr(TopicFeed, "begin", begin_if_there)
+    return nothing
 
 
 async def test_a_topic_that_cannot_be_begun_holds_no_other_one_back(
-    autojump_clock: MockClock, away: set[str]
+    autojump_clock: MockClock, away: Away
 ) -> None:
     async with shop() as (_, client):
         await client.topics.create(OTHER, 2)
-        away.add(OTHER)
+        away.topics.add(OTHER)
         async with client.consumer([ORDERS, OTHER], group="billing") as consumer:
             await consumer.poll(wait_s=10)
             await send(client, 0, 10)
             assert sorted(await take(consumer, 10)) == list(range(10))
             assert {part.topic for part in consumer.assignment()} == {ORDERS}
-            away.clear()
+            away.topics.clear()
             await consumer.poll(wait_s=10)
             await send(client, 10, 20, OTHER)
             assert sorted(await take(consumer, 10)) == list(range(10, 20))
             assert len(consumer.assignment()) == 6
 
 
-async def test_a_member_that_cannot_begin_a_topic_gives_up_others_in_time(
-    autojump_clock: MockClock, away: set[str]
+@pytest.mark.parametrize(("topics", "silent_s"), [(1, 1), (3, 10)])
+async def test_a_member_that_cannot_begin_topics_gives_up_others_in_time(
+    autojump_clock: MockClock, away: Away, topics: int, silent_s: float
 ) -> None:
-    """Else two members have them."""
+    """Else two members have them. Nor does it begin what was another's by the time it could."""
+    away.topics, away.silent_s = {f"{OTHER}{i}" for i in range(topics)}, silent_s
     async with shop() as (cluster, client), cluster.client() as theirs:
-        await client.topics.create(OTHER, 2)
-        away.add(OTHER)
-        settings = {"group": "billing", "start": "latest", "revoke_s": 10}
-        async with client.consumer([ORDERS, OTHER], **settings) as one:  # type: ignore[arg-type]
+        for topic in sorted(away.topics):
+            await client.topics.create(topic, 2)
+        open_one = partial(client.consumer, group="billing", start="latest", revoke_s=10)
+        open_two = partial(theirs.consumer, group="billing", start="latest", revoke_s=10)
+        async with open_one([ORDERS, *away.topics]) as one:
             await one.poll(wait_s=10)
             assert len(one.assignment()) == 4
-            async with theirs.consumer(ORDERS, **settings) as two:  # type: ignore[arg-type]
-                for _ in range(30):
+            async with open_two([ORDERS, *away.topics]) as two:
+                for second in range(90):
                     await one.poll(wait_s=1)
                     await two.poll(wait_s=1)
                     assert not set(one.assignment()) & set(two.assignment())
+                    if second == 20:
+                        assert len(one.assignment()) + len(two.assignment()) == 4
+                    if second == 35:
+                        away.topics.clear()
                 assert len(two.assignment()) >= 2
-                assert len(one.assignment()) + len(two.assignment()) == 4
+                assert len(one.assignment()) + len(two.assignment()) == 4 + 2 * topics
+
+
+async def test_topics_that_cannot_be_begun_cost_a_few_calls_and_one_line_each(
+    autojump_clock: MockClock, away: Away, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with shop() as (cluster, client):
+        away.topics, away.silent_s = {f"{OTHER}{i}" for i in range(20)}, 0
+        for topic in sorted(away.topics):
+            await client.topics.create(topic)
+        get, gets = cluster.store.get, list[str]()
+
+        async def counted(key: str) -> object:
+            gets.append(key)
+            return await get(key)
+
+        cluster.store.get = counted  # type: ignore[method-assign, assignment]
+        with caplog.at_level(logging.WARNING):
+            async with client.consumer([*away.topics], group="billing", start="latest") as consumer:
+                await consumer.poll(wait_s=10)
+                begun = len(gets)
+                await consumer.poll(wait_s=60)
+        assert begun < 20 * 15
+        assert len(gets) - begun < 20 * 60
+        lines = [each.getMessage() for each in caplog.records if "not begun" in each.getMessage()]
+        assert {line.split()[4] for line in lines} == away.topics
+        assert len(lines) == 20
+
+
+@pytest.fixture
+def lost_look(monkeypatch: pytest.MonkeyPatch) -> list[TopicFeed]:
+    """Lanes cannot be looked up the first time; returns whose that were."""
+    failed, look_up = list[TopicFeed](), TopicFeed.look_up
+
+    async def look(self: TopicFeed, *arguments: object) -> FoundLanes:
+        if not failed:
+            failed.append(self)
+            raise MetadataUnavailable("the store is away")
+        return await look_up(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(TopicFeed, "look_up", look)
+    return failed
+
+
+async def test_partitions_whose_lanes_cannot_be_looked_up_are_read_later(
+    autojump_clock: MockClock, lost_look: list[TopicFeed]
+) -> None:
+    async with shop(1) as (_, client):
+        await send(client, 0, 5)
+        async with client.consumer(ORDERS, group="billing", start="earliest") as consumer:
+            assert await take(consumer, 5) == list(range(5))
+            assert lost_look
+
+
+async def test_what_a_handler_pauses_stays_paused_though_lanes_are_looked_up_later(
+    autojump_clock: MockClock, lost_look: list[TopicFeed]
+) -> None:
+    async with shop(1) as (_, client):
+        await send(client, 0, 5)
+        async with client.consumer(
+            ORDERS,
+            group="billing",
+            start="earliest",
+            on_assigned=lambda parts: consumer.pause(parts),
+        ) as consumer:
+            assert await rest(consumer) == []
+            assert lost_look
+            consumer.resume()
+            assert await take(consumer, 5) == list(range(5))
+
+
+async def test_a_seek_of_a_handler_holds_though_another_lane_is_looked_up_later(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look that fails is that of the partitions which the handler left alone."""
+    look_up, failed = TopicFeed.look_up, list[object]()
+
+    async def look(self: TopicFeed, places: Mapping[int, object]) -> FoundLanes:
+        if has_sought and not failed:
+            failed.append(places)
+            raise MetadataUnavailable("the store is away")
+        return await look_up(self, places)  # type: ignore[arg-type]
+
+    has_sought = False
+    monkeypatch.setattr(TopicFeed, "look_up", look)
+    async with shop(2) as (_, client):
+        await send(client, 0, 20)
+        begin = Place(number=-1, entry=0, skip=0, ledger_id=-1, version=-1)
+
+        async def seek(parts: Sequence[TopicPartition]) -> None:
+            nonlocal has_sought
+            uid = consumer.position()[0].uid
+            await consumer.seek([LanePlace(ORDERS, uid, 0, 0, begin)])
+            has_sought = True
+
+        async with client.consumer(
+            ORDERS, group="billing", start="latest", on_assigned=seek
+        ) as consumer:
+            found = await rest(consumer)
+            assert failed
+            assert 0 < len(found) < 20, "those of one partition"
+            await send(client, 20, 40)
+            assert sorted(await take(consumer, 20)) == list(range(20, 40))
+
+
+async def test_a_handler_is_called_when_the_one_before_is_done(
+    autojump_clock: MockClock, away: Away
+) -> None:
+    told: list[str] = []
+
+    async def assigned(parts: Sequence[TopicPartition]) -> None:
+        told.append(f"begin {parts[0].topic}")
+        await trio.sleep(2)
+        told.append(f"end {parts[0].topic}")
+
+    async def revoked(parts: Sequence[TopicPartition]) -> None:
+        told.append("begin revoked")
+        await trio.sleep(1)
+        told.append("end revoked")
+
+    async with shop() as (cluster, client), cluster.client() as theirs:
+        await client.topics.create(OTHER, 2)
+        away.topics, away.silent_s = {OTHER}, 0
+        async with client.consumer(
+            [ORDERS, OTHER],
+            group="billing",
+            start="latest",
+            on_assigned=assigned,
+            on_revoked=revoked,
+        ) as one:
+            await one.poll(wait_s=10)
+            async with theirs.consumer([ORDERS], group="billing", start="latest"):
+                while "begin revoked" not in told:
+                    away.topics.clear()
+                    await one.poll(wait_s=0.1)
+                await one.poll(wait_s=10)
+    assert len(told) >= 6
+    for first, second in zip(told[::2], told[1::2], strict=True):
+        assert (first.split()[0], second.split()[0]) == ("begin", "end")
+        assert first.split()[1] == second.split()[1]
+
+
+async def test_a_group_that_a_commit_founded_begins_at_the_end_of_older_topics(
+    autojump_clock: MockClock,
+) -> None:
+    """The first member that names a topic wants what comes from then on."""
+    async with shop() as (_, client):
+        async with client.consumer(ORDERS, group="other", start="latest") as consumer:
+            await consumer.poll(wait_s=3)
+            position = consumer.position()
+        await client.groups.commit("billing", position)
+        await client.topics.create(OTHER)
+        await send(client, 0, 5, OTHER)
+        async with client.consumer(OTHER, group="billing", start="latest") as consumer:
+            assert await rest(consumer) == []
+            await send(client, 5, 8, OTHER)
+            assert sorted(await take(consumer, 3)) == [5, 6, 7]
 
 
 async def test_a_run_that_was_removed_leaves_its_name_to_the_one_that_has_it(
@@ -94,6 +270,14 @@ async def test_a_run_that_was_removed_leaves_its_name_to_the_one_that_has_it(
             assert sorted(await rest(second)) == list(range(5))
 
 
+async def removed(client: Client, consumer: GroupConsumer) -> None:
+    """Let a consumer's session run out."""
+    await consumer.poll(wait_s=5)
+    consumer._membership._heartbeats.remove(consumer._membership.pulse)
+    await trio.sleep(120)
+    assert (await client.groups.describe("billing")).members == []
+
+
 async def test_a_consumer_that_is_closed_while_it_joins_again_is_no_member_afterwards(
     autojump_clock: MockClock,
 ) -> None:
@@ -104,17 +288,36 @@ async def test_a_consumer_that_is_closed_while_it_joins_again_is_no_member_after
             made = await transact(ops)
             if any(isinstance(op, Put) and op.key.startswith(GROUP_MEMBERS) for op in ops):
                 joining.set()
-                await trio.sleep(2)
+                await trio.sleep(1.5)
             return made
 
         async with client.consumer(ORDERS, group="billing", session_s=60) as consumer:
-            await consumer.poll(wait_s=5)
-            consumer._membership._heartbeats.remove(consumer._membership.pulse)
-            await trio.sleep(120)
-            assert (await client.groups.describe("billing")).members == []
+            await removed(client, consumer)
             joining = trio.Event()
             cluster.store.transact = slowly  # type: ignore[method-assign]
             await consumer.poll(wait_s=0)
             await joining.wait()
-        await trio.sleep(5)
+        await trio.sleep(10)
+        assert (await client.groups.describe("billing")).members == []
+
+
+async def test_a_consumer_that_is_closed_while_its_request_to_join_waits_is_no_member_afterwards(
+    autojump_clock: MockClock,
+) -> None:
+    """To leave is asked by another connection, and must not come first."""
+    async with shop() as (cluster, client):
+        now_ms = cluster.store.now_ms
+
+        async def slowly() -> int:
+            joining.set()
+            await trio.sleep(1)
+            return await now_ms()
+
+        async with client.consumer(ORDERS, group="billing", session_s=60) as consumer:
+            await removed(client, consumer)
+            joining = trio.Event()
+            cluster.store.now_ms = slowly  # type: ignore[method-assign]
+            await consumer.poll(wait_s=0)
+            await joining.wait()
+        await trio.sleep(10)
         assert (await client.groups.describe("billing")).members == []

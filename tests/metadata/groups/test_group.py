@@ -139,22 +139,32 @@ def test_what_is_wanted_is_noted_though_another_change_is_under_way(is_made: boo
 
 
 def test_a_group_that_was_stored_without_notes_may_have_wanted_all_along() -> None:
+    """Also what its members want who have not joined anew since it was noted."""
     group = Group(GroupRecord(created_ms=3), 7, {})
+    group.add_stored("b", joined("b1", Wanted(topics=["shop/bills"])), 1, 0.0)
+    assert group.record.since_ms("shop/orders") == 3, "it is not older than the group"
     group.note_wanted(ORDERS, 9)
-    group.note_wanted(EVERYTHING, 10)
-    assert group.record.since == {"shop/orders": 3, "shop/*": 10}
-    assert group.record.since_ms("shop/orders") == 3
-    assert group.record.since_ms("other/orders") == 3, "it is not older than the group"
-    assert GroupRecord().since_ms("other/orders") is None
+    group.note_wanted(Wanted(topics=["shop/bills"]), 10)
+    group.note_wanted(EVERYTHING, 11)
+    assert group.record.since == {"shop/orders": 3, "shop/bills": 3, "shop/*": 11}
+    assert group.record.since_ms("other/orders") is None
+
+
+def test_a_group_that_was_founded_by_a_commit_has_wanted_nothing_yet() -> None:
+    """Else the first member to name a topic begins with all that the topic has had since."""
+    group = Group(GroupRecord(created_ms=3, is_noted=True), 7, {})
+    assert group.record.since_ms("shop/orders") is None
+    group.note_wanted(ORDERS, 9)
+    assert group.record.since_ms("shop/orders") == 9
 
 
 def test_as_many_notes_are_kept_as_there_is_room_for() -> None:
-    group = Group(GroupRecord(created_ms=3), ABSENT, {})
+    group = Group(GroupRecord(created_ms=3, is_noted=True), ABSENT, {})
     for first in range(0, 2 * SINCE_MAX, 150):
         group.note_wanted(Wanted(topics=[f"day/{first + i}" for i in range(150)]), 10 + first)
     assert len(group.record.since) == SINCE_MAX
     assert group.record.since_ms("day/199") == 160
-    assert group.record.since_ms("day/200") == 3
+    assert group.record.since_ms("day/200") is None
 
 
 def test_nothing_changes_before_the_timer(leader: Leader) -> None:
