@@ -15,10 +15,12 @@ from trio.testing import MockClock
 from ledger_client import Client
 from ledger_client.errors import MemberRemoved, MetadataUnavailable, ReplicasUnavailable
 from ledger_client.groups import membership
+from ledger_client.groups.beginnings import Beginnings
 from ledger_client.groups.consumer import GroupConsumer
 from ledger_client.groups.feed import FoundLanes, TopicFeed
 from ledger_client.groups.options import TopicPartition
 from ledger_client.topics.positions import LanePlace, Place
+from metadata.groups.assignment import Part
 from metadata.groups.rows import GROUP_MEMBERS
 from metadata.store import Op, Put, Versions
 
@@ -90,6 +92,37 @@ async def test_a_member_that_cannot_begin_topics_gives_up_others_in_time(
                         away.topics.clear()
                 assert len(two.assignment()) >= 2
                 assert len(one.assignment()) + len(two.assignment()) == 4 + 2 * topics
+
+
+async def test_a_member_begins_nothing_that_went_while_it_looked_where_to_begin(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on from the group's progress, so it stores nothing that would be refused."""
+    starts, hung = Beginnings.starts, trio.Event()
+
+    async def slowly(
+        self: Beginnings, feed: TopicFeed, parts: set[Part], up_ms: int
+    ) -> Mapping[Part, object]:
+        found = await starts(self, feed, parts, up_ms)
+        if feed.topic.name == OTHER and not hung.is_set():
+            hung.set()
+            await trio.sleep(20)
+        return found
+
+    async with shop() as (cluster, client), cluster.client() as theirs:
+        await client.topics.create(OTHER, 2)
+        async with client.consumer([ORDERS, OTHER], group="billing", start="latest") as first:
+            await first.poll(wait_s=10)
+        monkeypatch.setattr(Beginnings, "starts", slowly)
+        async with client.consumer([ORDERS, OTHER], group="billing") as one:
+            await one.poll(wait_s=2)
+            assert hung.is_set()
+            async with theirs.consumer([ORDERS, OTHER], group="billing") as two:
+                for _ in range(40):
+                    await one.poll(wait_s=1)
+                    await two.poll(wait_s=1)
+                    assert not set(one.assignment()) & set(two.assignment())
+                assert len(one.assignment()) == len(two.assignment()) == 3
 
 
 async def test_topics_that_cannot_be_begun_cost_a_few_calls_and_one_line_each(
@@ -201,7 +234,7 @@ async def test_a_handler_is_called_when_the_one_before_is_done(
 
     async def assigned(parts: Sequence[TopicPartition]) -> None:
         told.append(f"begin {parts[0].topic}")
-        await trio.sleep(2)
+        await trio.sleep(5)
         told.append(f"end {parts[0].topic}")
 
     async def revoked(parts: Sequence[TopicPartition]) -> None:
@@ -220,12 +253,12 @@ async def test_a_handler_is_called_when_the_one_before_is_done(
             on_revoked=revoked,
         ) as one:
             await one.poll(wait_s=10)
+            away.topics.clear()
+            while f"begin {OTHER}" not in told:
+                await one.poll(wait_s=0.1)
             async with theirs.consumer([ORDERS], group="billing", start="latest"):
-                while "begin revoked" not in told:
-                    away.topics.clear()
-                    await one.poll(wait_s=0.1)
-                await one.poll(wait_s=10)
-    assert len(told) >= 6
+                await one.poll(wait_s=20)
+    assert told[4:6] == ["begin revoked", "end revoked"]
     for first, second in zip(told[::2], told[1::2], strict=True):
         assert (first.split()[0], second.split()[0]) == ("begin", "end")
         assert first.split()[1] == second.split()[1]

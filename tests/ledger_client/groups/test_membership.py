@@ -293,7 +293,10 @@ async def test_a_consumer_that_is_closed_or_replaced_says_so(autojump_clock: Moc
 async def test_a_member_that_is_removed_as_it_begins_a_new_partition_begins_it_later(
     autojump_clock: MockClock, is_answered: bool
 ) -> None:
-    """Its first commit there is not stored, and what was written once it is assigned comes."""
+    """Its first commit there is not stored, and what was written once it is assigned comes.
+
+    It notices that it was removed when it knows that.
+    """
     async with shop(1) as (cluster, client):
         transact, commits, told = cluster.store.transact, 0, 0
 
@@ -306,10 +309,19 @@ async def test_a_member_that_is_removed_as_it_begins_a_new_partition_begins_it_l
             return await transact(ops)
 
         async def remove_member() -> None:
-            membership = consumer._membership
+            membership, is_removed = consumer._membership, trio.Event()
+            look = membership._look
+
+            async def later() -> None:
+                await is_removed.wait()
+                await trio.sleep(1)
+                await look()
+
+            membership._look = later  # type: ignore[method-assign]
             membership._heartbeats.remove(membership.pulse)
             while (await client.groups.describe("billing")).members:  # noqa: ASYNC110
                 await trio.sleep(1)
+            is_removed.set()
             if not is_answered:
                 raise MetadataUnavailable("the answer was lost")
 
