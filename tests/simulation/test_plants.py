@@ -41,7 +41,7 @@ SHOWN_AT = {
     "delete_too_much": 152,
     "compare_no_versions": 14,
     "compare_no_versions_of_nodes": 231,
-    "commit_from_an_old_epoch": 7,
+    "commit_from_an_old_epoch": 21,
     "lose_wake_ups": 0,
     "read_on_when_revoked": 13,
     "forget_members": 28,
