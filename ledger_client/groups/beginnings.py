@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from ledger_client.errors import BadGroup
+from ledger_client.errors import BadGroup, CommitRefused, LedgerError
 from ledger_client.groups.feed import TopicFeed
 from ledger_client.groups.options import ConsumerOptions
 from ledger_client.groups.progress import Progress
@@ -31,7 +31,7 @@ class Beginnings:
         self._progress = progress
 
     async def starts(self, feed: TopicFeed, parts: set[Part], up_ms: int) -> dict[Part, Places]:
-        """Return the places at which to begin in each of these parts of a topic.
+        """Return the places at which to begin in these parts of a topic, or in some of them.
 
         Those that do not follow from progress are stored by then. *up_ms* is when this member
         began, by the store's clock.
@@ -39,30 +39,42 @@ class Beginnings:
         Raises:
             BadGroup: it cannot begin so.
             CommitRefused: one of them is not this member's any more.
-            LedgerError: they could not be looked up, or stored.
+            LedgerError: none of them could be looked up, or stored.
         """
         stored = await self._progress.read(parts)
-        starts: dict[Part, Places] = {part: places or {} for part, places in stored.items()}
-        first = [part for part, places in stored.items() if places is None]
-        start = self._options.start
-        if not first or start == "earliest":
+        starts: dict[Part, Places] = {part: at for part, at in stored.items() if at is not None}
+        if not (first := parts - starts.keys()):
             return starts
+        try:
+            return starts | await self._first(feed, sorted(first), up_ms)
+        except (BadGroup, CommitRefused):
+            raise
+        except LedgerError:
+            if not starts:
+                raise
+            return starts  # no partition waits for another one
+
+    async def _first(
+        self, feed: TopicFeed, parts: Sequence[Part], up_ms: int
+    ) -> dict[Part, Places]:
+        """Return the places at which to begin in parts of which the group has no progress."""
+        topic, start = feed.topic, self._options.start
+        if start == "earliest":
+            return {part: {} for part in parts}
         if start == "none":
-            raise self._nothing_committed(feed.topic, first[0])
-        if isinstance(start, Timestamp) and not feed.topic.timesync:
+            raise self._nothing_committed(topic, parts[0])
+        if isinstance(start, Timestamp) and not topic.timesync:
             raise BadGroup(
-                f"{feed.topic.name} is without timesync: its messages have no timestamps to begin "
+                f"{topic.name} is without timesync: its messages have no timestamps to begin "
                 "at; begin at a publish time"
             )
-        later = await self._later(feed.topic, first, up_ms) if start == "latest" else set()
-        places = await feed.begin({self._partition(feed.topic, part) for part in first}, start)
+        later = await self._later(topic, parts, up_ms) if start == "latest" else set()
+        places = await feed.begin({self._partition(topic, part) for part in parts}, start)
         begun = {
-            part: {} if part in later else places[self._partition(feed.topic, part)]
-            for part in first
+            part: {} if part in later else places[self._partition(topic, part)] for part in parts
         }
         # Durable at once: what is written from now on is not missed by the next member.
-        await self._progress.begin(begun)
-        return starts | begun
+        return await self._progress.begin(begun)
 
     def _nothing_committed(self, topic: TopicRecord, part: Part) -> BadGroup:
         partition, where = self._partition(topic, part), topic.name

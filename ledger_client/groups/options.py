@@ -116,9 +116,10 @@ class ConsumerOptions(msgspec.Struct, frozen=True, kw_only=True):
     revoke_s: float = 10.0
     """how long the application may go on with what it has of a partition that moves elsewhere"""
     on_assigned: OnParts | None = None
-    """called before the first message of new partitions: a function, or an async one. In asyncio it
-    runs in the loop, in `blocking` in a worker thread; an error that it raises ends the consumer's
-    block, in an exception group"""
+    """called before the first message of new partitions, for each topic, and none of another topic
+    comes before it is done: a function, or an async one. In asyncio it runs in the loop, in
+    `blocking` in a worker thread. A CommitRefused or MemberRemoved that it raises is logged;
+    another error ends the consumer's block, in an exception group"""
     on_revoked: OnParts | None = None
     """called when partitions move elsewhere, while their progress can still be committed; or when
     they are lost, and it cannot: the consumer was not heard of, or was not done with its messages

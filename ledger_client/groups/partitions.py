@@ -3,16 +3,15 @@
     row ──► gone: nothing more is handed out ──► finished, committed ──► forgotten
         └─► gained: progress read ──► begun ──► lanes read
 
-Each topic begins in a task of its own: one whose bookies are away holds no other one back, and
-keeps no partition from being given up in time. What the application has of them is the business
-of their holder.
+Each topic begins in a task of its own: one whose bookies are away holds no other one back, but for
+BEGIN_MAX of them, and keeps no partition from being given up in time. What the application has of
+them is the business of their holder.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
-from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import Protocol, TypeVar
@@ -32,6 +31,7 @@ from ledger_client.groups.feed import FoundLanes, OpenTicks, TopicFeed
 from ledger_client.groups.options import ConsumedLane, ConsumerOptions, OnParts, TopicPartition
 from ledger_client.groups.progress import Progress
 from ledger_client.groups.slots import Units
+from ledger_client.groups.topic_search import TopicSearch
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.positions import EARLIEST, Places, Position
 from ledger_client.topics.reading.options import ReadOptions
@@ -96,6 +96,8 @@ class Revocation:
         self.parts = parts
         self.lapsed: Set[Part] = set()
         """those whose messages come again elsewhere: it was called too late, or took too long"""
+        self.is_told = False
+        """it was called, or there was nothing to tell"""
         self.is_cut_off = False
         """it took too long"""
 
@@ -150,20 +152,21 @@ class Partitions:
         self._beginning: dict[int, set[Part]] = {}
         """topics that a task begins, by uid: those parts for which it is looked up where"""
         self._room = trio.CapacityLimiter(BEGIN_MAX)
-        self._searches = trio.Lock()
-        self._found: dict[int, str] = {}
-        """names of topics that the member is to have, by uid"""
+        self._search = TopicSearch(context, names)
         self._news = trio.Event()
         """set as there is a newer row"""
         self._turn = trio.Lock()
         """held while partitions are given up: nothing begins in between"""
         self._telling = trio.Lock()
         """held while the application is told of partitions"""
+        self._told: set[Part] = set()
+        """what it was told that it has"""
+        self._going: set[Part] = set()
+        """what is being given up"""
         self.deletions = Deletions(context, uids, self.feeds, nursery, on_arrival)
         self._context = context
         self._options = options
         self._units = Units(options.mode)
-        self._names = names
         self._progress = progress
         self._beginnings = Beginnings(options, self._units, progress)
         self._nursery = nursery
@@ -202,8 +205,7 @@ class Partitions:
         """Let those that try again do so at once."""
         self._news.set()
         self._news = trio.Event()
-        uids = {part.topic for part in self._due}
-        self._found = {uid: name for uid, name in self._found.items() if uid in uids}
+        self._search.keep({part.topic for part in self._due})
 
     def topic_of(self, part: Part) -> str:
         """Return the name of the topic of a partition that is or was read."""
@@ -281,7 +283,9 @@ class Partitions:
         self.drop(starts)
         self._hold(starts)
         self._restarted.update(starts)
-        self._nursery.start_soon(self.add, starts)
+        for uid in sorted({part.topic for part in starts}):
+            of_topic = {part: places for part, places in starts.items() if part.topic == uid}
+            self._nursery.start_soon(self.add, of_topic)
 
     def _hold(self, parts: Iterable[Part]) -> None:
         """In the order of timestamps, hand out nothing until these are read."""
@@ -290,13 +294,13 @@ class Partitions:
                 self.feeds[part.topic].hold([part.partition])
 
     async def add(self, starts: Mapping[Part, Places]) -> None:
-        """Read partitions that begin() or begin_again() announced, once lanes can be looked up.
+        """Read partitions of a topic that were announced, once its lanes can be looked up.
 
         What was given up meanwhile, or is read from another place, is passed over.
         """
         try:
             lanes = await self._until_done(partial(self._lanes, starts))
-        except NoSuchTopic:  # soon the row will not have it either
+        except NoSuchTopic:
             for uid in {part.topic for part in starts} & self.feeds.keys():
                 self.end(self.feeds[uid].topic)
             return
@@ -343,6 +347,7 @@ class Partitions:
 
     async def _give_up(self, gone: set[Part], holder: Holder, *, is_lost: bool) -> None:
         """Hand out nothing more of these partitions, and commit them while that is possible."""
+        self._going = gone
         holder.withhold(gone)
         named = self.named(gone)
         told = Revocation(self, gone)
@@ -355,8 +360,11 @@ class Partitions:
         if busy is not None:
             with trio.move_on_after(self._options.revoke_s):
                 await self._tell_revoked(told, named)
+        if not told.is_told:  # another handler is not done, and others are to be given up in time
+            self._nursery.start_soon(self._tell_revoked, told, named)
         self._progress.forget(gone)
         holder.forget(gone)
+        self._going = set()
         for uid in {part.topic for part in gone}:
             self._close_feed(uid)
 
@@ -374,7 +382,7 @@ class Partitions:
             await holder.finish(gone)
             is_done = True
             await self._tell_revoked(told, named)
-        told.is_cut_off = is_done and limit.cancelled_caught
+        told.is_cut_off = told.is_told and limit.cancelled_caught
         if told.is_cut_off:
             _log.warning(
                 "on_revoked was cut off after %g s (%g of revoke_s); the rest comes again",
@@ -391,10 +399,14 @@ class Partitions:
         return busy
 
     async def _tell_revoked(self, told: Revocation, named: Sequence[TopicPartition]) -> None:
+        """Call on_revoked, unless the application was not told that it has any of them."""
         token = _revocation.set(told)
         try:
             async with self._telling:
-                await _tell(self._options.on_revoked, named)
+                told.is_told = True
+                if self._told & told.parts:
+                    self._told -= told.parts
+                    await _tell(self._options.on_revoked, named)
         except (CommitRefused, MemberRemoved) as failure:  # it cannot know that it is too late
             _log.warning("on_revoked: %s", failure)
         finally:
@@ -414,7 +426,9 @@ class Partitions:
 
     def _close_feed(self, uid: int) -> None:
         """Forget a topic if the member has no partition of it any more: it may be deleted."""
-        is_read = uid in self._beginning or any(part.topic == uid for part in self.active)
+        is_read = uid in self._beginning or any(
+            part.topic == uid for part in self.active | self._going
+        )
         if uid in self.feeds and not is_read:
             feed = self.feeds.pop(uid)
             if not feed.is_over:
@@ -426,7 +440,8 @@ class Partitions:
         pause_s, told = RETRY_S, ""
         try:
             while parts := {part for part in self._due - self.active if part.topic == uid}:
-                left = self._beginning[uid] = set(parts)
+                left, news = set(parts), self._news
+                self._beginning[uid] = left
                 failure = await self._begin_some(uid, parts, left, holder)
                 self._progress.forget(parts - self.active)
                 if failure is None:
@@ -435,12 +450,12 @@ class Partitions:
                 if isinstance(failure, BadGroup):
                     self._on_failure(failure)
                     return
-                if str(failure) != told:
+                if str(failure) != told and not isinstance(failure, CommitRefused):
                     told = str(failure)
                     self._log_failure(failure, uid)
                 with trio.move_on_after(pause_s):
-                    await self._news.wait()
-                pause_s = min(2 * pause_s, RETRY_S_MAX)
+                    await news.wait()
+                pause_s = RETRY_S if news.is_set() else min(2 * pause_s, RETRY_S_MAX)
         finally:
             del self._beginning[uid]
             self._close_feed(uid)
@@ -462,7 +477,7 @@ class Partitions:
         except LedgerError as failure:
             return failure
         async with self._turn:
-            begun = {part: starts[part] for part in left}
+            begun = {part: starts[part] for part in left & starts.keys()}
             left.clear()
             self._hold(begun)
             for part, places in begun.items():
@@ -471,15 +486,24 @@ class Partitions:
             self.active.update(begun)
         if begun:
             self.has_begun = True
-            named = self.named(begun)
             async with self._telling:
-                await _tell(self._options.on_assigned, named)
+                await self._tell_assigned(begun.keys() & self.active)
             left_alone = self._announced(begun)  # else the application moved it, or it went
             await holder.read(left_alone)
             for part in self._announced(left_alone):
                 del self._restarted[part]
             self._on_arrival()
         return None
+
+    async def _tell_assigned(self, parts: Set[Part]) -> None:
+        """Call on_assigned, unless all of *parts* went before it could be called."""
+        if not parts:
+            return
+        self._told |= parts
+        try:
+            await _tell(self._options.on_assigned, self.named(parts))
+        except (CommitRefused, MemberRemoved) as failure:  # it cannot know that they are going
+            _log.warning("on_assigned: %s", failure)
 
     async def _until_done(self, work: Callable[[], Awaitable[T]]) -> T:
         """Return what *work* returns; try again while it fails for a reason that may pass."""
@@ -497,10 +521,10 @@ class Partitions:
         _log.warning("group %s: %s not begun yet: %s", self._options.group, what, failure)
 
     def _name(self, uid: int) -> str:
-        return self._topic_names.get(uid) or self._found.get(uid) or f"topic {uid}"
+        return self._topic_names.get(uid) or self._search.name(uid)
 
     async def _open_feed(self, uid: int) -> TopicFeed:
-        topic = await self._topic(uid)
+        topic = await self._search.topic(uid)
         if uid in self.feeds:  # somebody else was faster
             return self.feeds[uid]
         by_timestamp = self._options.order == "timestamp"
@@ -534,35 +558,6 @@ class Partitions:
         over = [uid for uid in names if uid not in self.feeds][: max(len(names) - NAMES_KEPT, 0)]
         for uid in over:
             del names[uid]
-
-    async def _topic(self, uid: int) -> TopicRecord:
-        """Return the topic with this uid. Raises NoSuchTopic."""
-        async with self._searches:
-            if uid not in self._found:
-                await self._find(uid)
-            name = self._found.get(uid)
-        if name is not None:
-            with suppress(NoSuchTopic):
-                topic, _ = await self._context.catalogue.get(name)
-                if topic.uid == uid:
-                    return topic
-            self._found.pop(uid, None)  # it was renamed, or is another one by now
-        raise NoSuchTopic(f"uid {uid}")
-
-    async def _find(self, uid: int) -> None:
-        """Note the name of a topic, and those that are found on the way."""
-        known = set(self._found.values())
-        for name in self._names:
-            if uid in self._found:
-                return
-            if name not in known:
-                with suppress(NoSuchTopic):
-                    topic, _ = await self._context.catalogue.get(name)
-                    self._found[topic.uid] = name
-        if uid not in self._found:
-            uids = {uid, *(part.topic for part in self._due)}
-            topics = await self._context.catalogue.list()
-            self._found |= {each.uid: each.name for each in topics if each.uid in uids}
 
 
 def _named(parts: Iterable[TopicPartition]) -> set[TopicPartition]:

@@ -48,6 +48,7 @@ class OwnParts(Protocol):
     """The parts of a group that a member has; Partitions has the details."""
 
     parts: set[Part]
+    active: set[Part]
 
     def known(self, parts: Iterable[Part]) -> list[Part]:
         """Return the parts whose topic is or was read; those just assigned may not be yet."""
@@ -259,10 +260,13 @@ class Passing:
     # --- slots ---------------------------------------------------------------------------
 
     def slots(self, record: ShareRecord) -> set[int]:
-        """Return the slots of a share's partition that this member has."""
+        """Return the slots of a share's partition that this member has, and has begun.
+
+        What it took of others would not be handed over if they went before that.
+        """
         return {
             self._units.slot(part)
-            for part in self._partitions.known(self._partitions.parts)
+            for part in self._partitions.known(self._partitions.parts & self._partitions.active)
             if part.topic == record.topic and self._partitions.partition(part) == record.partition
         }
 

@@ -122,6 +122,8 @@ class Progress:
         self._stored: dict[Part, dict[int, Place]] = {}
         self._versions: dict[Part, int] = {}
         self._waiting: dict[Part, Waiting] = {}
+        self._first: set[Part] = set()
+        """partitions that begin, unless somebody has begun them"""
         self._back: dict[Part, set[int]] = {}
         """lanes whose place that waits may lie before the stored one"""
         self._rounds = Rounds(self._flush)
@@ -218,14 +220,21 @@ class Progress:
         stored, _ = await read_progress(self._store, self._group, part, self._timeout_s)
         return is_begin(stored or {})
 
-    async def begin(self, places: Mapping[Part, Places]) -> None:
+    async def begin(self, places: Mapping[Part, Places]) -> dict[Part, Places]:
         """Store where partitions begin that have no progress yet, and return when it is durable.
+
+        Return where they begin: another member may have had them meanwhile, and gone on.
 
         Raises as commit(), and CommitRefused even for a partition of which nothing was read.
         """
-        await self.commit(places)
+        self._first |= places.keys()
+        try:
+            await self.commit(places)
+        finally:
+            self._first -= places.keys()
         if lost := sorted(p for p in places if p not in self._owned or p not in self._stored):
             raise CommitRefused(self._group, lost)
+        return {part: self._stored[part] for part in places}
 
     async def settle(self) -> None:
         """Return when the commits that were under way are over, whatever became of them."""
@@ -297,6 +306,8 @@ class Progress:
 
         Lanes become known until then: a commit that goes back does so in these, too.
         """
+        if part in self._first and part in self._stored:
+            return dict(self._stored[part])
         back = self._back.get(part, ())
         places = dict(self._stored.get(part, {}))
         if back:

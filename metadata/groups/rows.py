@@ -102,7 +102,8 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
             for name, ms in self.since.items()
             if matches(Wanted(topics=[name], patterns=[name]), topic)
         ]
-        return min(times, default=None if self.is_noted else self.created_ms or None)
+        is_known = self.is_noted and len(self.since) < SINCE_MAX
+        return min(times, default=None if is_known else self.created_ms or None)
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):

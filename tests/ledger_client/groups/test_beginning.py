@@ -10,10 +10,16 @@ from functools import partial
 import pytest
 import trio
 from group_rig import ORDERS, rest, send, shop, take
+from shared_shop import shop as shared_shop
 from trio.testing import MockClock
 
 from ledger_client import Client
-from ledger_client.errors import MemberRemoved, MetadataUnavailable, ReplicasUnavailable
+from ledger_client.errors import (
+    MemberRemoved,
+    MetadataUnavailable,
+    NoSuchTopic,
+    ReplicasUnavailable,
+)
 from ledger_client.groups import membership
 from ledger_client.groups.beginnings import Beginnings
 from ledger_client.groups.consumer import GroupConsumer
@@ -227,41 +233,103 @@ async def test_a_seek_of_a_handler_holds_though_another_lane_is_looked_up_later(
             assert sorted(await take(consumer, 20)) == list(range(20, 40))
 
 
-async def test_a_handler_is_called_when_the_one_before_is_done(
-    autojump_clock: MockClock, away: Away
+async def test_a_member_that_begins_late_goes_on_where_another_one_was(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
+    """It looked for the end, which lies behind what the other one left, and may have stored it."""
+    begin, found, hung = TopicFeed.begin, trio.Event(), trio.Event()
 
-    async def assigned(parts: Sequence[TopicPartition]) -> None:
-        told.append(f"begin {parts[0].topic}")
-        await trio.sleep(5)
-        told.append(f"end {parts[0].topic}")
+    async def slowly(self: TopicFeed, *arguments: object) -> Mapping[int, object]:
+        if self.topic.name == OTHER and not hung.is_set():
+            hung.set()
+            await found.wait()
+        return await begin(self, *arguments)  # type: ignore[arg-type]
 
-    async def revoked(parts: Sequence[TopicPartition]) -> None:
-        told.append("begin revoked")
-        await trio.sleep(1)
-        told.append("end revoked")
+    monkeypatch.setattr(TopicFeed, "begin", slowly)
+    async with shop(1) as (cluster, client), cluster.client() as theirs:
+        await client.topics.create(OTHER, 1)
+        await trio.sleep(10)  # or it is younger than the group
+        async with client.consumer([ORDERS, OTHER], group="billing", start="latest") as one:
+            await one.poll(wait_s=5)
+            assert hung.is_set()
+            async with theirs.consumer(OTHER, group="billing", start="latest") as two:
+                while not two.assignment():
+                    await two.poll(wait_s=1)
+                    await one.poll(wait_s=0)
+                await send(client, 0, 5, OTHER)
+                assert sorted(await take(two, 5)) == list(range(5))
+                await two.commit()
+            await send(client, 5, 10, OTHER)
+            await one.poll(wait_s=20)
+            found.set()
+            assert sorted(await take(one, 5)) == list(range(5, 10))
 
-    async with shop() as (cluster, client), cluster.client() as theirs:
-        await client.topics.create(OTHER, 2)
-        away.topics, away.silent_s = {OTHER}, 0
-        async with client.consumer(
-            [ORDERS, OTHER],
+
+async def test_a_topic_stays_open_until_its_partitions_are_given_up(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though another partition of it is just tried again, which went, too."""
+    begin, tried = TopicFeed.begin, list[object]()
+
+    async def in_part(
+        self: TopicFeed, partitions: set[int], *arguments: object
+    ) -> Mapping[int, object]:
+        if partitions == {1}:
+            tried.append(partitions)
+            raise ReplicasUnavailable(ledger_id=1, entry_id=0, reasons={"b3": "gone"})
+        return await begin(self, partitions, *arguments)  # type: ignore[arg-type]
+
+    async def revoked(_parts: Sequence[TopicPartition]) -> None:
+        await trio.sleep(8)
+
+    monkeypatch.setattr(TopicFeed, "begin", in_part)
+    async with (
+        shop(1) as (_, client),
+        client.consumer(
+            ORDERS,
             group="billing",
             start="latest",
-            on_assigned=assigned,
+            mode="shared",
+            session_s=30,
             on_revoked=revoked,
-        ) as one:
-            await one.poll(wait_s=10)
-            away.topics.clear()
-            while f"begin {OTHER}" not in told:
-                await one.poll(wait_s=0.1)
-            async with theirs.consumer([ORDERS], group="billing", start="latest"):
-                await one.poll(wait_s=20)
-    assert told[4:6] == ["begin revoked", "end revoked"]
-    for first, second in zip(told[::2], told[1::2], strict=True):
-        assert (first.split()[0], second.split()[0]) == ("begin", "end")
-        assert first.split()[1] == second.split()[1]
+        ) as one,
+    ):
+        await one.poll(wait_s=5)
+        await client.topics.alter(ORDERS, partitions=2)
+        await one.poll(wait_s=15)
+        assert one.assignment()
+        assert tried
+        one._membership._heartbeats.remove(one._membership.pulse)
+        await trio.sleep(120)
+        assert not one._membership.is_member
+        await send(client, 0, 8)
+        assert await one.poll(wait_s=20)
+
+
+async def test_what_is_taken_back_goes_on_though_another_topic_was_deleted(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_up, gone = TopicFeed.look_up, list[str]()
+
+    async def look(self: TopicFeed, *arguments: object) -> FoundLanes:
+        if self.topic.name in gone:
+            raise NoSuchTopic(self.topic.name)
+        return await look_up(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(TopicFeed, "look_up", look)
+    async with shop(1) as (_, client):
+        await client.topics.create(OTHER, 1)
+        async with client.consumer([ORDERS, OTHER], group="billing", start="earliest") as one:
+            await one.poll(wait_s=5)
+            await send(client, 0, 5)
+            await send(client, 5, 10, OTHER)
+            await trio.sleep(1)
+            assert {each.topic for each in await one.poll(wait_s=5)} == {ORDERS, OTHER}
+            gone.append(OTHER)
+            one.take_back()
+            with pytest.raises(NoSuchTopic, match=OTHER):
+                await one.poll(wait_s=5)
+            assert sorted(await rest(one)) == list(range(5))
 
 
 async def test_a_group_that_a_commit_founded_begins_at_the_end_of_older_topics(
@@ -354,3 +422,49 @@ async def test_a_consumer_that_is_closed_while_its_request_to_join_waits_is_no_m
             await joining.wait()
         await trio.sleep(10)
         assert (await client.groups.describe("billing")).members == []
+
+
+async def test_slots_that_went_before_they_began_leave_their_messages_to_who_has_them(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next member is ahead in a key of which this one has messages yet."""
+    starts, hung = Beginnings.starts, trio.Event()
+
+    async def slowly(
+        self: Beginnings, feed: TopicFeed, parts: set[Part], up_ms: int
+    ) -> Mapping[Part, object]:
+        if is_slow and not hung.is_set():
+            hung.set()
+            await trio.sleep(5)
+        return await starts(self, feed, parts, up_ms)
+
+    async def send_keys(client: Client, first: int, stop: int) -> None:
+        async with client.producer(ORDERS, batching=False) as producer:
+            for number in range(first, stop):
+                await producer.send(b"%d" % number, key=b"k%d" % (number % 16))
+
+    is_slow = False
+    monkeypatch.setattr(Beginnings, "starts", slowly)
+    async with shared_shop() as (cluster, client), cluster.client() as theirs:
+        open_one = partial(client.consumer, ORDERS, group="a", mode="key-shared")
+        async with open_one(start="earliest") as lost:
+            while not lost.assignment():
+                await lost.poll(wait_s=0)
+                await trio.sleep(0.1)
+            await send_keys(client, 0, 32)
+            await trio.sleep(2)
+        is_slow = True
+        async with open_one() as one:
+            await one.poll(wait_s=3, messages_max=1)
+            assert hung.is_set()
+            async with theirs.consumer(ORDERS, group="a", mode="key-shared") as two:
+                await trio.sleep(8)
+                await send_keys(client, 32, 64)
+                found: list[int] = []
+                for _ in range(4):
+                    found += [int(each.value or b"") for each in await two.poll(wait_s=1)]
+    assert found
+    for key in {number % 16 for number in found}:
+        of_key = [number for number in found if number % 16 == key]
+        assert of_key == sorted(of_key)
+        assert of_key[0] < 32, "not before what was left of its key"

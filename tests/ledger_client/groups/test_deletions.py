@@ -122,14 +122,15 @@ async def test_a_deletion_is_told_that_comes_just_as_partitions_are_to_begin(
         shop(1) as (_, client),
         client.consumer(ORDERS, group="a", mode=mode, start="earliest") as consumer,
     ):
-        find = consumer._partitions._topic
+        search = consumer._partitions._search
+        find = search.topic
 
         async def too_late(uid: int) -> TopicRecord:
-            consumer._partitions._topic = find  # type: ignore[method-assign]
+            search.topic = find  # type: ignore[method-assign]
             await client.topics.delete(ORDERS, force=True)
             return await find(uid)
 
-        consumer._partitions._topic = too_late  # type: ignore[method-assign]
+        search.topic = too_late  # type: ignore[method-assign]
         assert await deletions_heard_of(consumer) == [ORDERS]
         assert await goes_on_with_a_new_topic(client, consumer)
 
