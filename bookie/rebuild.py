@@ -133,13 +133,13 @@ def _starting_mark(
 
 def _rebuild_index(log: DataFile, former: Mark | None, done: Rebuilt) -> None:
     fresh = log.path.with_suffix(".rebuilt")
-    entries, damaged = rebuild_index(log.path, fresh)
-    done.entries += entries
-    if damaged:
+    built = rebuild_index(log.path, fresh)
+    done.entries += built.entries
+    if built.damaged:
         # After the mark lies an interrupted flush; the journal has all its entries.
-        is_open = former is not None and former.log_id == log.id
-        places = list(_damages_in(log, former.log_end if former and is_open else 0))
-        if not (places or is_open):
+        end = former.log_end if former is not None and former.log_id == log.id else 0
+        places = list(_damages_in(log, end))
+        if not places and (end == 0 or built.first_damage < end):
             fresh.unlink()
             raise BookieError(
                 f"{log.path}: damaged when it was read first, and not when it was read again; its "

@@ -124,9 +124,10 @@ int bk_index_rebuild_from(const char *log_path, const char *index_path, const bk
 
 static int count_damage(void *context, const char *path, uint64_t offset)
 {
+    bk_rebuilt *rebuilt = context;
     (void)path;
-    (void)offset;
-    ++*(uint64_t *)context;
+    if (rebuilt->damaged++ == 0)
+        rebuilt->first_damage = offset;
     return BK_OK;
 }
 
@@ -136,18 +137,18 @@ static uint32_t id_of(const char *path)
     return (uint32_t)strtoul(slash != NULL ? slash + 1 : path, NULL, 16);
 }
 
-int bk_index_rebuild(const char *log_path, const char *index_path, uint64_t *entries,
-                     uint64_t *damaged)
+int bk_index_rebuild(const char *log_path, const char *index_path, bk_rebuilt *rebuilt)
 {
     bk_log_header header;
     uint64_t file_size;
-    *entries = *damaged = 0;
+    *rebuilt = (bk_rebuilt){0, 0, 0};
     int result = bk_log_header_load(log_path, &header, &file_size);
     if (result == BK_CORRUPT) {
         header = (bk_log_header){.log_id = id_of(log_path), .origin = id_of(log_path)};
-        ++*damaged;
+        rebuilt->damaged++;
     } else if (result != BK_OK) {
         return result;
     }
-    return bk_index_rebuild_from(log_path, index_path, &header, count_damage, damaged, entries);
+    return bk_index_rebuild_from(log_path, index_path, &header, count_damage, rebuilt,
+                                 &rebuilt->entries);
 }

@@ -338,8 +338,10 @@ int bk_index_scan_next(bk_index_scan *scan, bk_extent *extent, uint64_t *offset)
 int bk_index_scan_pages(const bk_index_scan *scan, const bk_extent *extent, uint64_t *offset);
 void bk_index_scan_close(bk_index_scan *scan);
 
-/* [blocks] Write the index of one log anew from its records (temporary file,
- * sync, rename). *entries: how many. Damage is skipped and reported by the scan
- * to *damaged. */
-int bk_index_rebuild(const char *log_path, const char *index_path, uint64_t *entries,
-                     uint64_t *damaged);
+typedef struct {
+  uint64_t entries;
+  uint64_t damaged;      /* places, which were passed over */
+  uint64_t first_damage; /* offset of the first one */
+} bk_rebuilt;
+/* [blocks] Write the index of one log anew from its records (temporary file, sync, rename). */
+int bk_index_rebuild(const char *log_path, const char *index_path, bk_rebuilt *rebuilt);

@@ -97,6 +97,15 @@ class Damage(msgspec.Struct, frozen=True):
     last_entry: int = -1
 
 
+class NewIndex(msgspec.Struct, frozen=True):
+    """What an index that was built from its log has, and how many damaged places it has not."""
+
+    entries: int
+    damaged: int
+    first_damage: int
+    """offset in the log; 0 if its header is damaged, or nothing"""
+
+
 class LogHead(msgspec.Struct, frozen=True):
     """The header of an entry log."""
 
@@ -527,17 +536,16 @@ def scan_index(path: Path, *, pages: bool = False) -> Iterator[Extent | Damage]:
         lib.bk_index_scan_close(out[0])
 
 
-def rebuild_index(log_path: Path, index_path: Path) -> tuple[int, int]:
-    """Rebuild the index of a log; return its entries and the damaged places found.
+def rebuild_index(log_path: Path, index_path: Path) -> NewIndex:
+    """Rebuild the index of a log, without the records that are damaged.
 
     Blocks for as long as reading the log takes. The old index is replaced at the end,
     atomically.
     """
-    entries = ffi.new("uint64_t *")
-    damaged = ffi.new("uint64_t *")
-    result = lib.bk_index_rebuild(os.fsencode(log_path), os.fsencode(index_path), entries, damaged)
+    out = ffi.new("bk_rebuilt *")
+    result = lib.bk_index_rebuild(os.fsencode(log_path), os.fsencode(index_path), out)
     check(result, f"building {index_path} from {log_path}")
-    return int(entries[0]), int(damaged[0])
+    return _fields(NewIndex, out)
 
 
 def _open_log(path: Path, end: int) -> tuple[CData, LogHead]:

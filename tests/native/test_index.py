@@ -11,7 +11,7 @@ from wire import crc32c
 
 from native.errors import Absent, Corrupt
 from native.faults import clear_fault, plan_fault
-from native.store import Damage, Extent, rebuild_index, scan_index
+from native.store import Damage, Extent, NewIndex, rebuild_index, scan_index
 
 BLOCK = 4096
 LOG = "00000001.log"
@@ -342,7 +342,7 @@ def test_an_index_built_anew_says_the_same(rig: StoreRig) -> None:
     rig.roll()
     before = rig.path(INDEX).read_bytes()
     rig.path(INDEX).unlink()
-    assert rebuild_index(rig.path(LOG), rig.path(INDEX)) == (3 * 450 + 300, 0)
+    assert rebuild_index(rig.path(LOG), rig.path(INDEX)) == NewIndex(3 * 450 + 300, 0, 0)
     assert rig.path(INDEX).read_bytes() == before
 
 
@@ -353,7 +353,7 @@ def test_rebuilding_skips_what_is_damaged_and_says_so(rig: StoreRig) -> None:
     data = bytearray(rig.path(LOG).read_bytes())
     data[place.offset + 40] ^= 1
     rig.path(LOG).write_bytes(data)
-    assert rebuild_index(rig.path(LOG), rig.path(INDEX)) == (8, 1)
+    assert rebuild_index(rig.path(LOG), rig.path(INDEX)) == NewIndex(8, 1, place.offset)
     assert rig.path(INDEX).read_bytes()[BLOCK + 52 : BLOCK + 60] == le(1, 4) + le(0, 4)
     rig.reopen()
     del rig.model[1][4]
@@ -373,7 +373,7 @@ def test_rebuilding_leaves_out_an_id_that_no_entry_can_have(rig: StoreRig) -> No
     record[4:8] = le(crc32c(bytes(record[:4] + record[8:])), 4)
     data[place.offset : end] = record
     rig.path(LOG).write_bytes(data)
-    assert rebuild_index(rig.path(LOG), rig.path(INDEX)) == (8, 0)
+    assert rebuild_index(rig.path(LOG), rig.path(INDEX)) == NewIndex(8, 0, 0)
     assert [(e.first_entry, e.last_entry) for e in extents(rig)] == [(0, 7)]
 
 

@@ -62,7 +62,7 @@ static void scan_index(uint64_t entries)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    uint64_t entries, damaged;
+    bk_rebuilt rebuilt;
     if (size == 0)
         return 0;
     uint8_t *file = fuzz_copy(data + 1, size - 1);
@@ -72,8 +72,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     free(file);
     scan_log(size - 1, 0);
     scan_log(size - 1, size / 2);
-    if (bk_index_rebuild(log_path, index_path, &entries, &damaged) == BK_OK)
-        scan_index(entries);
+    if (bk_index_rebuild(log_path, index_path, &rebuilt) == BK_OK)
+        scan_index(rebuilt.entries);
     fuzz_clear_folders();
     return 0;
 }
