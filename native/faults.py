@@ -30,6 +30,7 @@ _SITES = {
     "log_read": lib.BK_FAULT_LOG_READ,
     "table_read": lib.BK_FAULT_TABLE_READ,
     "index_read": lib.BK_FAULT_INDEX_READ,
+    "index_flip": lib.BK_FAULT_INDEX_FLIP,
 }
 
 
@@ -38,7 +39,8 @@ def plan_fault(site: str, nth: int = 1, error_number: int = 5, count: int = 1) -
 
     Args:
         site: journal_write, journal_sync, log_write, log_sync, index_write, index_sync,
-            table_write, table_sync, entry_read, log_erase, array (of memory) or folder_read;
+            table_write, table_sync, entry_read, log_erase, array (of memory), folder_read, or
+            index_flip (a block of an index reads with a wrong bit, without an error).
             With journal_read, log_read, table_read and index_read, of scans from front to back, it
             is the *nth* block of any such file that cannot be read, and *count* - 1 behind it,
             until clear_fault().

@@ -145,6 +145,8 @@ static int read_block_header(bk_index_scan *scan, bk_index_block *block, uint32_
         bk_io_scan(scan->fd, header, sizeof header, scan->end, BK_FAULT_INDEX_READ, &got);
     if (result != BK_OK)
         return result;
+    if (bk_fault_at(BK_FAULT_INDEX_FLIP) != 0)
+        header[0] ^= 1;
     if (got < sizeof header || memcmp(header, BLOCK_MAGIC, sizeof BLOCK_MAGIC) != 0 ||
         bk_get32le(header + 60) != bk_crc32c(0, header, 60))
         return BK_CORRUPT;

@@ -22,6 +22,7 @@
 #define BK_FAULT_LOG_READ 14
 #define BK_FAULT_TABLE_READ 15
 #define BK_FAULT_INDEX_READ 16
+#define BK_FAULT_INDEX_FLIP 17 /* of a block's header in an index: it reads with a wrong bit */
 
 /* Faults are there only in a build with BK_FAULTS defined, as an editable one is; without it
  * planning one returns -ENOSYS, and bk_fault_at is always 0. */

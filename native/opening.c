@@ -427,9 +427,13 @@ static int load_log(opening *o, found *f, bk_log *log)
             return result;
     }
     log->origin = f->state == BK_OK ? f->header.origin : walk.origin;
+    index_walk before = walk;
     walk = read_index(store, f->id, log);
     if (walk.result < 0 && walk.result != -ENOENT)
         return walk.result;
+    /* Sound a moment ago, or built anew: the disk reads it otherwise now, without some rows. */
+    if ((f->has_log || whole) && (walk.result != BK_END || (clean && walk.end != before.end)))
+        return -EIO;
     int sound = check_log(o, f, walk.log_end);
     log->damaged = sound != BK_OK && (f->state != BK_CORRUPT || f->size < walk.log_end);
     log->size = f->size;

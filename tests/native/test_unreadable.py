@@ -90,6 +90,25 @@ def test_an_index_that_cannot_be_read_now_gives_way_to_none_that_lacks_entries(
     assert bookie.payload(1, 4) == payload(4)
 
 
+@pytest.mark.parametrize("is_torn", [False, True])
+def test_an_index_that_reads_otherwise_the_second_time_stops_the_start(
+    bookie: Bookie, *, is_torn: bool
+) -> None:
+    """What was read of it is a part: the other entries would be denied."""
+    bookie.add(2, 0, b"open")
+    bookie.checkpoint()
+    if is_torn:
+        (bookie.ledger_folder / "00000002.torn").touch()
+    indexes = sorted(bookie.ledger_folder.glob("*.index"))
+    before = [index.read_bytes() for index in indexes]
+    fail_to_start(bookie, "index_flip", 2)  # each log is looked at, and then read
+    assert [index.read_bytes() for index in indexes] == before
+    bookie.crash()
+    assert not bookie.recovery.limbo
+    assert bookie.payload(2, 0) == b"open"
+    assert [bookie.payload(1, i) for i in range(COUNT)] == [payload(i) for i in range(COUNT)]
+
+
 def test_a_log_is_no_leftover_while_nobody_can_tell_what_is_in_it(bookie: Bookie) -> None:
     """Its header is damaged, no mark knows it, and its index cannot be read."""
     mark = bookie.mark
