@@ -42,7 +42,19 @@ static int take_rows(bk_store *store, int64_t ledger_id, bk_row **rows, uint32_t
     return result;
 }
 
-/* The record before an extent. BK_ABSENT: it is another one, or damaged. */
+/* Newest first. The entries of a later ledger of the id are in later logs (first_log). */
+static int row_order(const void *a, const void *b)
+{
+    const bk_row *left = a, *right = b;
+    if (left->log->origin != right->log->origin)
+        return left->log->origin < right->log->origin ? 1 : -1;
+    if (left->log->id != right->log->id)
+        return left->log->id < right->log->id ? 1 : -1;
+    return (left->log_offset < right->log_offset) - (left->log_offset > right->log_offset);
+}
+
+/* The record before an extent. BK_ABSENT: it is another one, or damaged. -EIO: the disk cannot
+ * read it now. */
 static int read_name(bk_store *store, const bk_row *row, bk_name *name)
 {
     uint8_t record[BK_INCARNATION_RECORD_SIZE];
@@ -61,7 +73,7 @@ static int read_name(bk_store *store, const bk_row *row, bk_name *name)
                         BK_FAULT_LOG_READ, &got);
     bk_log_release(&store->files, row->log, BK_FILE_LOG);
     if (result != BK_OK)
-        return result; /* of what cannot be read it is not known whether it is the newest */
+        return result;
     if (bk_record_read(record, got, 0, &size) != BK_OK || size != sizeof record ||
         (int64_t)bk_get64be(body) != name->ledger_id ||
         (int64_t)bk_get64be(body + 8) != BK_RECORD_INCARNATION)
@@ -71,24 +83,48 @@ static int read_name(bk_store *store, const bk_row *row, bk_name *name)
     return BK_OK;
 }
 
+/* Of the newest row that has one. A log has entries of one ledger of the id, so a name that cannot
+ * be read matters unless that log has another. Then the ledger is one that nobody knows: who says
+ * which it means is told nothing, and the bookie is in limbo. */
+static int newest_name(bk_store *store, const bk_row *rows, uint32_t count, bk_name *name)
+{
+    const bk_row *unreadable = NULL;
+    for (uint32_t i = 0; i < count; i++) {
+        int result = read_name(store, &rows[i], name);
+        if (result == BK_OK && (unreadable == NULL || unreadable->log == rows[i].log))
+            return BK_OK;
+        if (result == BK_OK)
+            break;
+        if (result == -EIO && unreadable == NULL)
+            unreadable = &rows[i];
+        else if (result < 0 && result != -EIO)
+            return result;
+    }
+    if (unreadable == NULL)
+        return BK_ABSENT;
+    bk_store_note_log(store, unreadable->log->id, BK_SUFFIX_LOG, unreadable->log_offset,
+                      name->ledger_id, -1);
+    int result = bk_store_enter_limbo(store);
+    return result == BK_OK ? BK_ABSENT : result;
+}
+
 int bk_store_find_incarnation(bk_store *store, int64_t ledger_id, int64_t *incarnation,
                               uint32_t *first_log)
 {
     bk_row *rows = NULL;
     uint32_t count = 0;
-    bk_name newest = {ledger_id, 0, 0}, name = {ledger_id, 0, 0};
+    bk_name name = {ledger_id, 0, 0};
     int result = take_rows(store, ledger_id, &rows, &count);
-    for (uint32_t i = 0; i < count && result >= 0; i++) {
-        result = read_name(store, &rows[i], &name);
-        if (result == BK_OK && (newest.incarnation == 0 || name.first_log > newest.first_log))
-            newest = name;
+    if (result == BK_OK && count > 0) {
+        qsort(rows, count, sizeof *rows, row_order);
+        result = newest_name(store, rows, count, &name);
     }
     for (uint32_t i = 0; i < count; i++)
         bk_log_unpin(&store->files, rows[i].log);
     free(rows);
-    if (result < 0)
+    if (result != BK_OK)
         return result;
-    *incarnation = newest.incarnation;
-    *first_log = newest.first_log;
-    return newest.incarnation != 0 ? BK_OK : BK_ABSENT;
+    *incarnation = name.incarnation;
+    *first_log = name.first_log;
+    return name.incarnation != 0 ? BK_OK : BK_ABSENT;
 }

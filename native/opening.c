@@ -249,18 +249,18 @@ static int is_whole(const opening *o, const found *f, const index_walk *walk)
 }
 
 /* The index that is about to be built cannot show that a record is missing. */
-static int enter_limbo(const char *folder)
+int bk_store_enter_limbo(const bk_store *store)
 {
-    char path[BK_PATH_SIZE_MAX];
-    snprintf(path, sizeof path, "%s/limbo", folder);
-    return bk_io_make_file(folder, path);
+    char path[BK_PATH_SIZE_MAX + 8];
+    snprintf(path, sizeof path, "%s/limbo", store->folder);
+    return bk_io_make_file(store->folder, path);
 }
 
 static int note_damage(void *context, const char *path, uint64_t offset)
 {
     bk_store *store = context;
     bk_store_note(store, path, offset, -1, -1);
-    return enter_limbo(store->folder);
+    return bk_store_enter_limbo(store);
 }
 
 static int refuse_damage(void *context, const char *path, uint64_t offset)

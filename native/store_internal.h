@@ -288,6 +288,8 @@ int bk_lookup_judge(bk_store *store, uint64_t epoch, bk_log *log, const char *su
 /* lookup.c. Check record against its id and size; *body_size is its body's. */
 int bk_entry_check(const uint8_t *record, uint32_t record_size, int64_t ledger_id, int64_t entry_id);
 
+/* opening.c. [blocks] Let the bookie start in limbo, durably, whatever becomes of this start. */
+int bk_store_enter_limbo(const bk_store *store);
 /* name.c, with the store's lock held for writing. The rows of this id are of this ledger. */
 void bk_store_name(bk_store *store, const bk_name *name);
 

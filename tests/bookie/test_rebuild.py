@@ -157,6 +157,28 @@ def test_an_unreadable_block_of_a_log_leads_to_limbo(folder: Path, config: Booki
     assert not set(missing(config)) & {(ledger, i) for ledger in LEDGERS for i in range(3)}
 
 
+def test_an_unreadable_block_before_a_ledger_s_entries_stops_no_rebuild(
+    tmp_path: Path, config: BookieConfig
+) -> None:
+    """Which ledger of its id they are of would be told there, had its writer said so."""
+    filled = Bookie(tmp_path)
+    for first, end in ((0, 3), (3, ENTRIES)):
+        filled.send(frames(first, end))
+        filled.engine.commit()
+        filled.checkpoint()
+    filled.close()
+    assert filled.mark is not None
+    write_mark(filled.ledger_folder, filled.mark, None)
+    plan_fault("log_read", 2)  # all of the first flush
+    try:
+        done = run(config)
+    finally:
+        clear_fault()
+    assert done.limbo
+    assert in_limbo(tmp_path / "ledgers")
+    assert set(missing(config)) <= {(ledger, i) for ledger in LEDGERS for i in range(3)}
+
+
 @pytest.mark.parametrize("is_open", [False, True])
 def test_a_log_that_is_damaged_only_now_and_then_keeps_its_index(
     folder: Path, config: BookieConfig, monkeypatch: pytest.MonkeyPatch, *, is_open: bool

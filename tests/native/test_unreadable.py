@@ -141,9 +141,37 @@ def test_no_former_ledger_stands_in_for_one_whose_name_cannot_be_read(bookie: Bo
     assert old != new
     for path in bookie.ledger_folder.glob("*.table"):
         path.unlink()
-    fail_to_start(bookie, "log_read", new)
+    plan_fault("log_read", new)
+    bookie.crash()
+    clear_fault()
+    assert (bookie.ledger_folder / "limbo").exists()
+    assert bookie.recovery.limbo
+    state = bookie.engine.ledger(7)
+    assert state is not None
+    assert state.incarnation == 0, "nobody knows which it is"
     bookie.crash()
     state = bookie.engine.ledger(7)
     assert state is not None
     assert state.incarnation == 20
     assert bookie.payload(7, 0) == b"new"
+
+
+def test_a_log_with_a_name_that_can_be_read_tells_whose_entries_it_has(bookie: Bookie) -> None:
+    """The newest of its three names cannot be read, and no other log has entries of the ledger."""
+    for i in range(3):
+        put(bookie, (frame.incarnation(7, 10) if i == 0 else b"") + add(7, i, bytes(BLOCK_SIZE)))
+    names = [
+        each.offset // BLOCK_SIZE + 1
+        for each in scan_log(bookie.ledger_folder / "00000002.log")
+        if isinstance(each, LogRecord) and each.entry_id == INCARNATION
+    ]
+    assert len(names) == 3
+    for path in bookie.ledger_folder.glob("*.table"):
+        path.unlink()
+    plan_fault("log_read", names[-1])
+    bookie.crash()
+    clear_fault()
+    state = bookie.engine.ledger(7)
+    assert state is not None
+    assert state.incarnation == 10
+    assert {each.path.suffix for each in bookie.engine.store.take_damage()} == {".table"}
