@@ -13,6 +13,9 @@ A failure of the disk stays an OSError: the bookie ends with it.
 
 from __future__ import annotations
 
+import errno
+import os
+
 
 class BookieError(Exception):
     """Root of this package's errors; the message says what to do."""
@@ -24,6 +27,18 @@ class CallRefused(BookieError):
 
 class PeerAtFault(BookieError):
     """A peer broke a rule or was too slow; only its connection is closed."""
+
+
+def unreadable(cause: OSError) -> BookieError | None:
+    """Return the error for a file that the disk could not read at a start, if *cause* names one."""
+    if cause.errno != errno.EIO or not cause.filename:
+        return None
+    return BookieError(
+        f"{cause.filename}: the disk cannot read it ({os.strerror(errno.EIO)}). Try again, as "
+        "disks recover at times. Or copy the bookie's folders to another disk, with ddrescue for "
+        "instance, and start it there. Or run `bookie rebuild-index`: it goes on without what "
+        "cannot be read, and the bookie is in limbo then, until it has its entries from others"
+    )
 
 
 def cause_of(group: BaseExceptionGroup[BaseException]) -> Exception | None:

@@ -28,7 +28,7 @@ import trio
 from bookie.config import BookieConfig
 from bookie.damage import DamageLog
 from bookie.durable import make_folder
-from bookie.errors import BookieError
+from bookie.errors import BookieError, unreadable
 from bookie.events import Events
 from bookie.limbo import Limbo, enter_limbo
 from bookie.mark import read_mark, settle_mark, write_mark
@@ -116,6 +116,7 @@ class Storage:
             BookieError: the mark is damaged.
             BookieError: the folders hold data and no mark, or lack the journal file that the
                 mark names.
+            BookieError: the disk cannot read a file.
             OSError: the disk failed.
         """
         event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -305,6 +306,10 @@ def _open(
             f"{journal_folder}/{journal_id:016x}.journal: missing, though lastMark names it; "
             "restore it or run `bookie rebuild-index` on this bookie"
         ) from cause
+    except OSError as cause:
+        if told := unreadable(cause):
+            raise told from cause
+        raise
     return engine, recovery, mark
 
 

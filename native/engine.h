@@ -85,6 +85,7 @@ typedef struct {
   uint64_t damages;        /* damaged places met in journals and tables */
   int32_t limbo;           /* 1: records are missing; see bk_engine_set_limbo */
   int32_t reserved;
+  char failed[1024];       /* as of bk_store_open, of the journal and the ledger table, too */
 } bk_recovery;
 
 /* [blocks] Open the store and the table at *mark, replay the journal from it,

@@ -190,7 +190,8 @@ class Engine:
         Raises:
             FileNotFoundError: the journal file that the mark names is missing.
             FileExistsError: there is no mark, but there are entries.
-            OSError: a file could not be read or written.
+            OSError: a file could not be read or written; if the disk could not read one, its
+                *filename* names it.
         """
         journal = ffi.new("char[]", os.fsencode(journal_folder))
         ledgers = ffi.new("char[]", os.fsencode(ledger_folder))
@@ -212,9 +213,11 @@ class Engine:
         recovery = ffi.new("bk_recovery *")
         out = ffi.new("bk_engine **")
         lent = ffi.NULL if mark is None else lend_mark(mark)
+        result = lib.bk_engine_open(options, lent, recovery, out)
         check(
-            lib.bk_engine_open(options, lent, recovery, out),
+            result,
             f"opening the bookie's folders {journal_folder} and {ledger_folder}",
+            ffi.string(recovery.failed),
         )
         return cls(out[0], event_fd), Recovery(
             recovery.replayed_files,

@@ -53,7 +53,7 @@ int bk_log_header_load(const char *path, bk_log_header *header, uint64_t *file_s
         return -errno;
     int result = fstat(fd, &status) == 0 ? BK_OK : -errno;
     if (result == BK_OK)
-        result = bk_io_read(fd, block, sizeof block, 0, &got);
+        result = bk_io_scan(fd, block, sizeof block, 0, BK_FAULT_LOG_READ, &got);
     close(fd);
     if (result != BK_OK)
         return result;

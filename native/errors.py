@@ -71,14 +71,18 @@ _VERDICTS: dict[int, type[CoreError]] = {
 }
 
 
-def raise_for(result: int, what: str) -> NoReturn:
-    """Raise the error for *result*, which is not 0; *what* names the object for the message."""
+def raise_for(result: int, what: str, failed: bytes = b"") -> NoReturn:
+    """Raise the error for *result*, which is not 0; *what* names the object for the message.
+
+    *failed*: path of the file that the disk could not read, for the OSError; empty if not known.
+    """
     if result < 0:
-        raise OSError(-result, f"{what}: {os.strerror(-result)}")
+        path = [os.fsdecode(failed)] if failed else []
+        raise OSError(-result, f"{what}: {os.strerror(-result)}", *path)
     raise _VERDICTS.get(result, CoreError)(what)
 
 
-def check(result: int, what: str) -> None:
+def check(result: int, what: str, failed: bytes = b"") -> None:
     """Raise as raise_for() unless *result* is 0."""
     if result != 0:
-        raise_for(result, what)
+        raise_for(result, what, failed)

@@ -33,6 +33,7 @@ typedef struct {
     const bk_mark *mark; /* NULL: accept what is sound */
     found *logs;         /* by id */
     uint32_t count, capacity;
+    char *failed;        /* file that the disk could not read; "" */
 } opening;
 
 static int is_marked(const opening *o, const found *f)
@@ -43,6 +44,14 @@ static int is_marked(const opening *o, const found *f)
 static int is_closed(const found *f)
 {
     return f->state == BK_OK && f->header.end != 0;
+}
+
+/* Of several files the first one is named. */
+static int blame(const opening *o, const found *f, const char *suffix, int result)
+{
+    if (result == -EIO && o->failed[0] == '\0')
+        bk_log_path(o->store->folder, f->id, suffix, o->failed);
+    return result;
 }
 
 /* --- what is there ----------------------------------------------------------------- */
@@ -120,7 +129,7 @@ static int load_header(const opening *o, found *f)
     f->state = bk_log_header_load(path, &f->header, &f->size);
     if (f->state == BK_OK && f->header.log_id != f->id)
         f->state = BK_CORRUPT;
-    return f->state < 0 ? f->state : BK_OK;
+    return f->state < 0 ? blame(o, f, BK_SUFFIX_LOG, f->state) : BK_OK;
 }
 
 static int log_settle_files(const opening *o, const found *f)
@@ -129,9 +138,9 @@ static int log_settle_files(const opening *o, const found *f)
     bk_log_path(o->store->folder, f->id, BK_SUFFIX_INDEX, path);
     int result = bk_io_settle(path, BK_FAULT_INDEX_SYNC);
     if (result != BK_OK && result != -ENOENT)
-        return result;
+        return blame(o, f, BK_SUFFIX_INDEX, result);
     bk_log_path(o->store->folder, f->id, BK_SUFFIX_LOG, path);
-    return bk_io_settle(path, BK_FAULT_LOG_SYNC);
+    return blame(o, f, BK_SUFFIX_LOG, bk_io_settle(path, BK_FAULT_LOG_SYNC));
 }
 
 /* Whether another log may hold the same records: one of the two will be deleted. */
@@ -280,7 +289,8 @@ static int rebuild_index(opening *o, const found *f, const index_walk *walk, bk_
     bk_log_path(o->store->folder, f->id, BK_SUFFIX_INDEX, index_path);
     int result = bk_index_rebuild_from(log_path, index_path, &header, note, o->store, &entries);
     /* The new index is durable. If a crash brings this file back, it is built once more. */
-    return result == BK_OK ? bk_log_forget_torn(o->store->folder, f->id) : result;
+    return result == BK_OK ? bk_log_forget_torn(o->store->folder, f->id)
+                           : blame(o, f, BK_SUFFIX_LOG, result);
 }
 
 /* --- leftovers --------------------------------------------------------------------- */
@@ -424,16 +434,16 @@ static int load_log(opening *o, found *f, bk_log *log)
     if (!clean) {
         int result = mend_index(o, f, &walk, whole);
         if (result != BK_OK)
-            return result;
+            return blame(o, f, BK_SUFFIX_INDEX, result);
     }
     log->origin = f->state == BK_OK ? f->header.origin : walk.origin;
     index_walk before = walk;
     walk = read_index(store, f->id, log);
     if (walk.result < 0 && walk.result != -ENOENT)
-        return walk.result;
+        return blame(o, f, BK_SUFFIX_INDEX, walk.result);
     /* Sound a moment ago, or built anew: the disk reads it otherwise now, without some rows. */
     if ((f->has_log || whole) && (walk.result != BK_END || (clean && walk.end != before.end)))
-        return -EIO;
+        return blame(o, f, BK_SUFFIX_INDEX, -EIO);
     int sound = check_log(o, f, walk.log_end);
     log->damaged = sound != BK_OK && (f->state != BK_CORRUPT || f->size < walk.log_end);
     log->size = f->size;
@@ -475,9 +485,9 @@ static void check_marked(opening *o)
     bk_store_note_log(o->store, id, BK_SUFFIX_LOG, 0, -1, -1);
 }
 
-static int load(bk_store *store, const bk_mark *mark)
+static int load(bk_store *store, const bk_mark *mark, char *failed)
 {
-    opening o = {.store = store, .mark = mark};
+    opening o = {.store = store, .mark = mark, .failed = failed};
     store->next_log_id = mark != NULL && mark->next_log_id > 0 ? mark->next_log_id : 1;
     store->marked_log_id = mark != NULL ? mark->log_id : 0;
     int result = list_folder(&o);
@@ -510,9 +520,10 @@ static void init_locks(bk_store *store)
 }
 
 int bk_store_open(const char *folder, const bk_mark *mark, uint64_t log_size_max,
-                  uint64_t cache_size_max, bk_store **out)
+                  uint64_t cache_size_max, char *failed, bk_store **out)
 {
     *out = NULL;
+    failed[0] = '\0';
     if (strlen(folder) > BK_PATH_SIZE_MAX - 32)
         return -ENAMETOOLONG;
     bk_store *store = calloc(1, sizeof *store);
@@ -525,7 +536,7 @@ int bk_store_open(const char *folder, const bk_mark *mark, uint64_t log_size_max
     bk_file_pool_init(&store->files, store->folder, FILES_OPEN_MAX);
     int result = bk_page_cache_init(&store->pages, cache_size_max);
     if (result == BK_OK)
-        result = load(store, mark);
+        result = load(store, mark, failed);
     if (result != BK_OK) {
         bk_store_close(store);
         return result;

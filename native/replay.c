@@ -27,6 +27,14 @@ static void note(bk_replay *replay, const char *path, uint64_t offset)
     bk_store_note(replay->engine->store, path, offset, -1, -1);
 }
 
+static int blame(bk_replay *replay, const char *path, int result)
+{
+    char *failed = replay->recovery->failed;
+    if (result == -EIO && failed[0] == '\0')
+        snprintf(failed, sizeof replay->recovery->failed, "%s", path);
+    return result;
+}
+
 /* --- the ledger table ------------------------------------------------------------------ */
 
 static int load_table(bk_replay *replay, const bk_mark *mark)
@@ -60,7 +68,7 @@ static int load_table(bk_replay *replay, const bk_mark *mark)
         engine->table.end = 0;
         return BK_CORRUPT;
     }
-    return result == BK_END ? 0 : result;
+    return result == BK_END ? 0 : blame(replay, path, result);
 }
 
 /* What logs say of a ledger, if it is newer than what the table does. One whose key the table has
@@ -160,7 +168,7 @@ static int read_headers(bk_replay *replay)
             continue;
         }
         if (result != 0)
-            return result;
+            return blame(replay, path, result);
         bk_journal_scan_header(scan, &id, &previous, &end);
         bk_journal_scan_close(scan);
         if (i > 0 && previous == replay->ids[i - 1])
@@ -343,10 +351,10 @@ static int replay_file(bk_replay *replay, size_t i, uint64_t start, uint64_t *en
     if (result == BK_END || result == BK_CORRUPT)
         return 0; /* its header is damaged; noted already */
     if (result != 0)
-        return result;
+        return blame(replay, path, result);
     uint32_t salt = bk_salt(replay->ids[i]);
     replay->recovery->replayed_files++;
-    while ((result = bk_journal_scan_next(scan, &record)) != BK_END) {
+    while ((result = blame(replay, path, bk_journal_scan_next(scan, &record))) != BK_END) {
         if (result == BK_CORRUPT)
             note(replay, path, record.offset);
         else if (result != BK_OK || (record.entry_id != BK_RECORD_GROUP &&
@@ -372,7 +380,7 @@ static int delete_unused_journal(bk_replay *replay)
             result = bk_journal_scan_next(scan, &record);
         bk_journal_scan_close(scan);
         if (result != BK_END)
-            return result < 0 ? result : -EEXIST;
+            return result < 0 ? blame(replay, path, result) : -EEXIST;
         if (unlink(path) != 0)
             return -errno;
     }
@@ -464,7 +472,7 @@ int bk_engine_recover(bk_engine *engine, const bk_mark *mark, bk_recovery *recov
     int result = list_journal(&replay, mark);
     if (result == 0)
         result = bk_store_open(engine->ledger_folder, mark, engine->options.log_size_max,
-                               engine->options.index_cache_size, &engine->store);
+                               engine->options.index_cache_size, recovery->failed, &engine->store);
     if (result == 0) {
         result = load_table(&replay, mark);
         fences_lost = result == BK_CORRUPT;

@@ -151,9 +151,10 @@ typedef struct {
  * as damage. When the log is damaged, too, an empty file "limbo" is made in folder,
  * durably, before that index is in place: after a crash nothing else would show that
  * a record is missing. log_size_max: roll a log at this many bytes (at most 2 GiB).
- * cache_size_max: bytes of the index cache. */
+ * cache_size_max: bytes of the index cache. *failed, BK_PATH_SIZE_MAX bytes: the file that the disk
+ * could not read, if the result is -EIO and that is known; or "". */
 int bk_store_open(const char *folder, const bk_mark *mark, uint64_t log_size_max,
-                  uint64_t cache_size_max, bk_store **out);
+                  uint64_t cache_size_max, char *failed, bk_store **out);
 void bk_store_close(bk_store *store);
 
 /* A flush: begin, the ledgers in rising order, commit. Slots are ordered by

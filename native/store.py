@@ -171,14 +171,16 @@ class Store:
             index_cache_size: bytes of index pages kept in memory.
 
         Raises:
-            OSError: a file could not be read or written.
+            OSError: a file could not be read or written; if the disk could not read one, its
+                *filename* names it.
         """
         out = ffi.new("bk_store **")
         lent = ffi.NULL if mark is None else lend_mark(mark)
-        check(
-            lib.bk_store_open(os.fsencode(folder), lent, log_size_max, index_cache_size, out),
-            f"opening the store {folder}",
+        failed = ffi.new("char[]", lib.BK_PATH_SIZE_MAX)
+        result = lib.bk_store_open(
+            os.fsencode(folder), lent, log_size_max, index_cache_size, failed, out
         )
+        check(result, f"opening the store {folder}", ffi.string(failed))
         return cls(out[0], owned=True)
 
     @classmethod

@@ -155,7 +155,8 @@ static void read_store(uint8_t mode)
 {
     bk_store *store;
     bk_ledger_usage ledgers[LEDGERS_MAX];
-    int result = bk_store_open(fuzz_ledger_folder(), NULL, 64u << 20, 1u << 20, &store);
+    char failed[BK_PATH_SIZE_MAX];
+    int result = bk_store_open(fuzz_ledger_folder(), NULL, 64u << 20, 1u << 20, failed, &store);
     CLAIM(result >= 0);
     if (result != BK_OK)
         return;
