@@ -29,16 +29,23 @@ class PeerAtFault(BookieError):
     """A peer broke a rule or was too slow; only its connection is closed."""
 
 
-def unreadable(cause: OSError) -> BookieError | None:
-    """Return the error for a file that the disk could not read at a start, if *cause* names one."""
+def unreadable(cause: OSError, *, is_rebuild: bool = False) -> BookieError | None:
+    """Return the error for a file that the disk could not read at a start, if *cause* names one.
+
+    *is_rebuild*: in a rebuild, which is no way out of its own failure.
+    """
     if cause.errno != errno.EIO or not cause.filename:
         return None
-    return BookieError(
+    told = (
         f"{cause.filename}: the disk cannot read it ({os.strerror(errno.EIO)}). Try again, as "
         "disks recover at times. Or copy the bookie's folders to another disk, with ddrescue for "
-        "instance, and start it there. Or run `bookie rebuild-index`: it goes on without what "
-        "cannot be read, and the bookie is in limbo then, until it has its entries from others"
+        "instance, and go on there."
     )
+    rebuild = (
+        " Or run `bookie rebuild-index`: it goes on without what cannot be read, and the bookie is "
+        "in limbo then, until it has its entries from others."
+    )
+    return BookieError(told if is_rebuild else told + rebuild)
 
 
 def cause_of(group: BaseExceptionGroup[BaseException]) -> Exception | None:

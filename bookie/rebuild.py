@@ -12,16 +12,18 @@ sure that after a crash the bookie refuses to start until it is rebuilt again:
     5  fence every ledger, because a lost fence would let an old writer continue
     6  flush, and write the mark
 
-If records were damaged, or journal files or a part of the ledger table are missing, the bookie ends
-up in limbo (limbo.py): it no longer answers that an entry is absent. So it does if there was no
+If records or headers were damaged or could not be read, or journal files or a part of the ledger
+table are missing, the bookie ends up in limbo (limbo.py): it no longer answers that an entry is absent. So it does if there was no
 mark, because then it is unknown which journal files there were. It enters limbo before an index
-without a damaged record is in place, because after that the record's loss is invisible; and before
-there is a table in place of the lost one.
+without a damaged record is in place, because after that the record's loss is invisible; before
+there is a table in place of the lost one; and before it goes on without the header of a journal, or
+writes that of an entry log anew.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,7 +32,7 @@ import msgspec
 
 from bookie.config import BookieConfig
 from bookie.durable import sync_folder
-from bookie.errors import BookieError
+from bookie.errors import BookieError, unreadable
 from bookie.inspection.files import DataFile, find_file, list_files
 from bookie.limbo import enter_limbo, in_limbo, leave_limbo
 from bookie.mark import drop_mark_aside, put_mark_aside, write_mark
@@ -79,9 +81,19 @@ def rebuild(config: BookieConfig, on_step: Callable[[Step], None]) -> Rebuilt:
     The caller must hold the locks of the folders (lock.py). Safe to repeat after a crash.
 
     Raises:
-        BookieError: nothing was changed.
-        OSError: a file could not be read or written; nothing is lost.
+        BookieError: there is nothing to rebuild from, or the disk cannot read a file, or reads it
+            otherwise each time. The bookie does not start until it is rebuilt; nothing is lost.
+        OSError: a file could not be read or written; the same.
     """
+    try:
+        return _rebuild(config, on_step)
+    except OSError as cause:
+        if told := unreadable(cause, is_rebuild=True):
+            raise told from cause
+        raise
+
+
+def _rebuild(config: BookieConfig, on_step: Callable[[Step], None]) -> Rebuilt:
     journal_folder, ledger_folder = Path(config.journal_folder), Path(config.ledger_folder)
     logs = list_files(ledger_folder, "log")
     journals = list_files(journal_folder, "journal")
@@ -158,8 +170,10 @@ def _damages_in(log: DataFile, end: int) -> Iterator[DamagedPlace]:
         for found in scan_log(log.path, end):
             if isinstance(found, Damage):
                 yield _place(found)
-    except Corrupt:
-        yield DamagedPlace(str(log.path), 0)
+    except (Corrupt, OSError) as cause:
+        if isinstance(cause, OSError) and cause.errno != errno.EIO:
+            raise
+        yield DamagedPlace(str(log.path), 0)  # in its header
 
 
 def _close_logs(config: BookieConfig, done: Rebuilt) -> int:

@@ -52,12 +52,13 @@ int bk_log_header_load(const char *path, bk_log_header *header, uint64_t *file_s
     if (fd < 0)
         return -errno;
     int result = fstat(fd, &status) == 0 ? BK_OK : -errno;
-    if (result == BK_OK)
+    if (result == BK_OK) {
+        *file_size = (uint64_t)status.st_size;
         result = bk_io_scan(fd, block, sizeof block, 0, BK_FAULT_LOG_READ, &got);
+    }
     close(fd);
     if (result != BK_OK)
         return result;
-    *file_size = (uint64_t)status.st_size;
     return got == sizeof block ? bk_log_header_read(block, header) : BK_CORRUPT;
 }
 

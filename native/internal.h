@@ -104,6 +104,8 @@ void *bk_array_grow(void *items, size_t *room, size_t needed, size_t item_size);
 /* The same where the room is counted in 32 bits; NULL also beyond 2^31 items. */
 void *bk_array_grow32(void *items, uint32_t *room, size_t needed, size_t item_size);
 
+/* opening.c. [blocks] Let the bookie start in limbo, durably, whatever becomes of this start. */
+int bk_store_enter_limbo(const bk_store *store);
 /* journal.c: the ids of files named <16 hex digits>.<ending>, in rising order; the
  * caller frees *ids. */
 int bk_journal_list(const char *folder, const char *ending, uint64_t **ids, size_t *count);

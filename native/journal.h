@@ -87,8 +87,13 @@ typedef struct bk_journal_scan bk_journal_scan;
 /* [blocks] Open path, read its header. start: begin at the group at this offset
  * (0 or BK_BLOCK_SIZE for the first). end: the previous end named by the next
  * file, or 0 for the newest file. BK_END: the header is not whole (a file that
- * was being created, and holds nothing else); BK_CORRUPT: the header is damaged. */
+ * was being created, and holds nothing else); BK_CORRUPT: the header is damaged; -EIO: the disk
+ * cannot read it. */
 int bk_journal_scan_open(const char *path, uint64_t start, uint64_t end, bk_journal_scan **out);
+/* [blocks] The same without a look at the header, which the disk cannot read: all groups say what
+ * file they are of. */
+int bk_journal_scan_open_past(const char *path, uint64_t start, uint64_t end,
+                              bk_journal_scan **out);
 /* From the header. */
 void bk_journal_scan_header(const bk_journal_scan *scan, uint64_t *file_id, uint64_t *previous_id,
                             uint64_t *previous_end);

@@ -20,6 +20,12 @@ struct bk_journal_scan {
     bk_window window;
 };
 
+static uint64_t id_of(const char *path)
+{
+    const char *name = strrchr(path, '/');
+    return strtoull(name != NULL ? name + 1 : path, NULL, 16);
+}
+
 static int read_header(bk_journal_scan *scan, const char *path)
 {
     const uint8_t *block;
@@ -31,8 +37,7 @@ static int read_header(bk_journal_scan *scan, const char *path)
         return -EIO; /* all groups of the file would be passed over, and it may be read next time */
     if (got < BK_BLOCK_SIZE)
         return BK_END;
-    const char *name = strrchr(path, '/');
-    uint64_t named = strtoull(name != NULL ? name + 1 : path, NULL, 16);
+    uint64_t named = id_of(path);
     scan->file_id = bk_get64le(block + 16);
     scan->previous_id = bk_get64le(block + 24);
     scan->previous_end = bk_get64le(block + 32);
@@ -45,14 +50,16 @@ static int read_header(bk_journal_scan *scan, const char *path)
     return scan->file_id == named ? BK_OK : BK_END;
 }
 
-int bk_journal_scan_open(const char *path, uint64_t start, uint64_t end, bk_journal_scan **out)
+static int open_scan(const char *path, int has_header, uint64_t start, uint64_t end,
+                     bk_journal_scan **out)
 {
     bk_journal_scan *scan = calloc(1, sizeof *scan);
     if (scan == NULL)
         return -ENOMEM;
     scan->window.fd = -1;
     int result = bk_window_open(&scan->window, path);
-    if (result == 0)
+    scan->file_id = id_of(path);
+    if (result == 0 && has_header)
         result = read_header(scan, path);
     if (result != 0) {
         bk_journal_scan_close(scan);
@@ -63,6 +70,17 @@ int bk_journal_scan_open(const char *path, uint64_t start, uint64_t end, bk_jour
     scan->at = start < BK_BLOCK_SIZE ? BK_BLOCK_SIZE : start;
     *out = scan;
     return BK_OK;
+}
+
+int bk_journal_scan_open(const char *path, uint64_t start, uint64_t end, bk_journal_scan **out)
+{
+    return open_scan(path, 1, start, end, out);
+}
+
+int bk_journal_scan_open_past(const char *path, uint64_t start, uint64_t end,
+                              bk_journal_scan **out)
+{
+    return open_scan(path, 0, start, end, out);
 }
 
 void bk_journal_scan_header(const bk_journal_scan *scan, uint64_t *file_id, uint64_t *previous_id,

@@ -129,7 +129,11 @@ static int load_header(const opening *o, found *f)
     f->state = bk_log_header_load(path, &f->header, &f->size);
     if (f->state == BK_OK && f->header.log_id != f->id)
         f->state = BK_CORRUPT;
-    return f->state < 0 ? blame(o, f, BK_SUFFIX_LOG, f->state) : BK_OK;
+    if (f->state != -EIO || o->mark != NULL)
+        return f->state < 0 ? blame(o, f, BK_SUFFIX_LOG, f->state) : BK_OK;
+    /* A rebuild goes on without: it is written anew. */
+    f->state = BK_CORRUPT;
+    return bk_store_enter_limbo(o->store);
 }
 
 static int log_settle_files(const opening *o, const found *f)
@@ -287,7 +291,7 @@ static int rebuild_index(opening *o, const found *f, const index_walk *walk, bk_
         header.origin = f->header.origin;
     bk_log_path(o->store->folder, f->id, BK_SUFFIX_LOG, log_path);
     bk_log_path(o->store->folder, f->id, BK_SUFFIX_INDEX, index_path);
-    int result = bk_index_rebuild_from(log_path, index_path, &header, note, o->store, &entries);
+    int result = bk_index_rebuild_from(log_path, index_path, &header, 0, note, o->store, &entries);
     /* The new index is durable. If a crash brings this file back, it is built once more. */
     return result == BK_OK ? bk_log_forget_torn(o->store->folder, f->id)
                            : blame(o, f, BK_SUFFIX_LOG, result);

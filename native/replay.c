@@ -139,6 +139,29 @@ static int check_marked(bk_replay *replay, const bk_mark *mark)
     return result;
 }
 
+/* It names the end of the file before its own. */
+static int take_header(bk_replay *replay, size_t i, const char *path, bk_journal_scan *scan)
+{
+    uint64_t id, previous, end;
+    bk_journal_scan_header(scan, &id, &previous, &end);
+    bk_journal_scan_close(scan);
+    if (i > 0 && previous == replay->ids[i - 1])
+        replay->ends[i - 1] = end;
+    else if (i > 0)
+        note(replay, path, 24); /* a file between these two is missing */
+    return 0;
+}
+
+/* What a header says that a rebuild cannot read is how the file before it ends: there, too, the
+ * end is unknown. */
+static int lack_header(bk_replay *replay, const char *path)
+{
+    if (!replay->engine->options.searches_logs)
+        return blame(replay, path, -EIO);
+    note(replay, path, 0);
+    return bk_store_enter_limbo(replay->engine->store);
+}
+
 /* Read the headers: each names the end of the file before it. The newest may be
  * without one, when the crash came while it was begun; it is deleted then. No mark
  * names such a file.
@@ -151,7 +174,6 @@ static int read_headers(bk_replay *replay)
     char path[BK_PATH_SIZE_MAX];
     for (size_t i = 0; i < replay->count; i++) {
         bk_journal_scan *scan;
-        uint64_t id, previous, end;
         int result = journal_path(replay, i, path);
         if (result == 0 && i + 1 == replay->count)
             result = bk_io_settle(path, BK_FAULT_JOURNAL_SYNC);
@@ -163,18 +185,14 @@ static int read_headers(bk_replay *replay)
             replay->count--;
             return 0;
         }
-        if (result == BK_END || result == BK_CORRUPT) {
+        if (result == BK_END || result == BK_CORRUPT)
             note(replay, path, 0);
-            continue;
-        }
-        if (result != 0)
-            return blame(replay, path, result);
-        bk_journal_scan_header(scan, &id, &previous, &end);
-        bk_journal_scan_close(scan);
-        if (i > 0 && previous == replay->ids[i - 1])
-            replay->ends[i - 1] = end;
-        else if (i > 0)
-            note(replay, path, 24); /* a file between these two is missing */
+        else if (result == -EIO)
+            result = lack_header(replay, path);
+        else if (result == 0)
+            result = take_header(replay, i, path, scan);
+        if (result < 0)
+            return result;
     }
     return 0;
 }
@@ -348,6 +366,8 @@ static int replay_file(bk_replay *replay, size_t i, uint64_t start, uint64_t *en
     int result = journal_path(replay, i, path);
     if (result == 0)
         result = bk_journal_scan_open(path, start, replay->ends[i], &scan);
+    if (result == -EIO && replay->engine->options.searches_logs)
+        result = bk_journal_scan_open_past(path, start, replay->ends[i], &scan);
     if (result == BK_END || result == BK_CORRUPT)
         return 0; /* its header is damaged; noted already */
     if (result != 0)

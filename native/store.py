@@ -6,6 +6,7 @@ without one: what a log or an index says, and an index built anew from its log.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -546,7 +547,8 @@ def rebuild_index(log_path: Path, index_path: Path) -> NewIndex:
     """
     out = ffi.new("bk_rebuilt *")
     result = lib.bk_index_rebuild(os.fsencode(log_path), os.fsencode(index_path), out)
-    check(result, f"building {index_path} from {log_path}")
+    what = f"building {index_path} from {log_path}"
+    check(result, what, os.fsencode(log_path) if result == -errno.EIO else b"")
     return _fields(NewIndex, out)
 
 

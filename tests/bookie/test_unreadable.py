@@ -12,9 +12,14 @@ from engines import Bookie
 
 from bookie.config import BookieConfig
 from bookie.errors import BookieError
-from bookie.mark import write_mark
+from bookie.limbo import in_limbo
+from bookie.mark import read_mark, write_mark
+from bookie.rebuild import rebuild
 from bookie.storage import Storage
+from native.engine import Engine
 from native.faults import clear_fault, plan_fault
+from native.mark import Mark
+from native.store import Store, read_head
 
 LEDGER = 3
 FLUSHED = 20
@@ -53,11 +58,17 @@ UNREADABLE = {
 }
 
 
+def named(folder: Path, pattern: str) -> Path:
+    """The only file of that pattern."""
+    (path,) = folder.glob(pattern)
+    return path
+
+
 @pytest.mark.parametrize("site", UNREADABLE)
 async def test_a_start_names_the_file_that_cannot_be_read_and_what_to_do(
     tmp_path: Path, config: BookieConfig, site: str
 ) -> None:
-    (path,) = tmp_path.glob(UNREADABLE[site])
+    path = named(tmp_path, UNREADABLE[site])
     plan_fault(site, 1)
     with pytest.raises(BookieError, match=r"ddrescue.*`bookie rebuild-index`") as refused:
         await Storage.open(config, threaded=False)
@@ -67,3 +78,61 @@ async def test_a_start_names_the_file_that_cannot_be_read_and_what_to_do(
     assert not storage.limbo.is_on
     assert storage.engine.store.read(LEDGER, 0) == v2.entry(LEDGER, 0, payload(0))
     await storage.stop()
+
+
+def rebuilt(config: BookieConfig) -> None:
+    """Rebuild *config*; it is in limbo from before anything is replaced until its end."""
+    ledger_folder = Path(config.ledger_folder)
+    done = rebuild(config, lambda _step: None)
+    assert done.limbo
+    assert in_limbo(ledger_folder)
+
+
+def absent(config: BookieConfig) -> list[int]:
+    """Open the folders, and return the entries that are not there."""
+    bookie = Bookie(Path(config.data_folder), mark=read_mark(Path(config.ledger_folder)))
+    try:
+        return [i for i in range(ENTRIES) if bookie.read(LEDGER, i)[0]]
+    finally:
+        bookie.close()
+
+
+def test_a_rebuild_reads_a_journal_past_its_header(config: BookieConfig) -> None:
+    plan_fault("journal_read", 1)
+    rebuilt(config)
+    clear_fault()
+    assert absent(config) == []
+
+
+def test_a_rebuild_is_in_limbo_before_it_goes_on_without_a_header(
+    config: BookieConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "fence_all", cut_off)
+    plan_fault("journal_read", 1)
+    with pytest.raises(KeyboardInterrupt):
+        rebuild(config, lambda _step: None)
+    assert in_limbo(Path(config.ledger_folder))
+
+
+def cut_off(*_arguments: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_rebuild_writes_a_log_s_header_anew(
+    config: BookieConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (log,) = Path(config.ledger_folder).glob("*.log")
+    open_store = Store.open
+
+    def opened(folder: Path, mark: Mark | None, log_size_max: int, cache_size: int) -> Store:
+        assert in_limbo(Path(config.ledger_folder))
+        try:
+            return open_store(folder, mark, log_size_max, cache_size)
+        finally:
+            clear_fault()  # a block that was written can be read
+
+    monkeypatch.setattr(Store, "open", opened)
+    plan_fault("log_read", 1)
+    rebuilt(config)
+    assert read_head(log).closed
+    assert absent(config) == []
