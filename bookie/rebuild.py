@@ -13,11 +13,11 @@ sure that after a crash the bookie refuses to start until it is rebuilt again:
     6  flush, and write the mark
 
 If records or headers were damaged or could not be read, or journal files or a part of the ledger
-table are missing, the bookie ends up in limbo (limbo.py): it no longer answers that an entry is absent. So it does if there was no
-mark, because then it is unknown which journal files there were. It enters limbo before an index
-without a damaged record is in place, because after that the record's loss is invisible; before
-there is a table in place of the lost one; and before it goes on without the header of a journal, or
-writes that of an entry log anew.
+table are missing, the bookie ends up in limbo (limbo.py): it no longer answers that an entry is
+absent. So it does if there was no mark, because then it is unknown which journal files there were.
+It enters limbo before an index without a damaged record is in place, because after that the
+record's loss is invisible; before there is a table in place of the lost one; and before it goes on
+without the header of a journal, or writes that of an entry log anew.
 """
 
 from __future__ import annotations

@@ -416,14 +416,18 @@ static int settle_log(opening *o, found *f, bk_log *log, const index_walk *walk,
  * or no other can be written, and the next start tries again. */
 static int mend_index(opening *o, const found *f, const index_walk *walk, int is_only_torn)
 {
+    /* What the disk does not read now may be sound, and read another time. */
+    int is_doubtful = walk->result == -EIO;
+    if (walk->result < 0 && walk->result != -ENOENT && !is_doubtful)
+        return walk->result;
     bk_store_note_log(o->store, f->id, BK_SUFFIX_INDEX, walk->end, -1, -1);
     if (!f->has_log)
         return BK_OK;
+    if (is_doubtful && f->state != BK_OK)
+        return -EIO; /* it alone may know the log's origin */
     if (!is_only_torn) {
-        /* What the disk does not read now may be sound, and read another time. */
-        int is_doubtful_index = walk->result < 0 && walk->result != -ENOENT;
-        int result = rebuild_index(o, f, walk, is_doubtful_index ? refuse_damage : note_damage);
-        return is_doubtful_index && result == BK_CORRUPT ? -EIO : result;
+        int result = rebuild_index(o, f, walk, is_doubtful ? refuse_damage : note_damage);
+        return is_doubtful && result == BK_CORRUPT ? -EIO : result;
     }
     (void)rebuild_index(o, f, walk, refuse_damage);
     return BK_OK;

@@ -13,7 +13,7 @@ from wire import add
 from native import frame
 from native.faults import clear_fault, plan_fault
 from native.journal import INCARNATION
-from native.store import LogRecord, scan_log
+from native.store import LogRecord, rebuild_index, scan_log
 
 COUNT = 40
 BLOCK_SIZE = 4096
@@ -107,6 +107,42 @@ def test_an_index_that_reads_otherwise_the_second_time_stops_the_start(
     assert not bookie.recovery.limbo
     assert bookie.payload(2, 0) == b"open"
     assert [bookie.payload(1, i) for i in range(COUNT)] == [payload(i) for i in range(COUNT)]
+
+
+@pytest.fixture
+def copy(bookie: Bookie) -> Path:
+    """A compacted copy of log 1, whose header is damaged: its index alone tells the origin."""
+    bookie.engine.store.compact(1)
+    (copy,) = bookie.ledger_folder.glob("*.log")
+    assert origin(copy.with_suffix(".index")) == 1
+    spoil(copy, 16)
+    return copy
+
+
+def origin(index: Path) -> int:
+    return int.from_bytes(index.read_bytes()[16:20], "little")
+
+
+def test_an_index_that_alone_tells_the_origin_gives_way_to_no_guess(
+    bookie: Bookie, copy: Path
+) -> None:
+    """Else the copy would be newer than entries that were stored after those in it."""
+    fail_to_start(bookie, "index_read", 1)
+    assert origin(copy.with_suffix(".index")) == 1
+    bookie.crash()
+    assert [log.origin for log in bookie.engine.store.logs()] == [1]
+    assert [bookie.payload(1, i) for i in range(COUNT)] == [payload(i) for i in range(COUNT)]
+
+
+def test_an_index_built_anew_keeps_the_origin_that_the_former_one_tells(
+    bookie: Bookie, copy: Path
+) -> None:
+    fresh = copy.with_suffix(".rebuilt")
+    assert rebuild_index(copy, fresh).entries == COUNT
+    assert origin(fresh) == 1
+    fresh.replace(copy.with_suffix(".index"))
+    bookie.crash()
+    assert [log.origin for log in bookie.engine.store.logs()] == [1]
 
 
 def test_a_log_is_no_leftover_while_nobody_can_tell_what_is_in_it(bookie: Bookie) -> None:
