@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 
 from bookie.durable import replace_file, settle_file, sync_folder
-from bookie.errors import BookieError
+from bookie.errors import BookieError, unreadable
 from native.digest import crc32c
 from native.mark import Mark
 
@@ -40,8 +40,8 @@ def read_mark(ledger_folder: Path) -> Mark | None:
     """Return the mark in *ledger_folder*, or None if there is no file. Blocks.
 
     Raises:
-        BookieError: the file is damaged.
-        OSError: it cannot be read.
+        BookieError: the file is damaged, or the disk cannot read it.
+        OSError: it cannot be read for another reason.
     """
     return _read(ledger_folder / FILE_NAME)
 
@@ -64,6 +64,10 @@ def _read(path: Path) -> Mark | None:
             data = file.read(_SIZE_MAX)
     except FileNotFoundError:
         return None
+    except OSError as cause:
+        if told := unreadable(OSError(cause.errno, cause.strerror, str(path))):
+            raise told from cause
+        raise
     try:
         return parse_mark(data)
     except ValueError as cause:
@@ -91,7 +95,7 @@ def put_mark_aside(ledger_folder: Path) -> Mark | None:
     If there is no mark now, this returns the one that an earlier call put aside.
 
     Returns:
-        The mark, or None if it is missing or damaged.
+        The mark, or None if it is missing or damaged, or the disk cannot read it.
     """
     path, aside = ledger_folder / FILE_NAME, ledger_folder / _ASIDE_NAME
     if path.exists():
@@ -99,7 +103,7 @@ def put_mark_aside(ledger_folder: Path) -> Mark | None:
         sync_folder(ledger_folder)
     try:
         return _read(aside)
-    except BookieError:  # it is damaged
+    except BookieError:
         return None
 
 

@@ -7,7 +7,14 @@ import pytest
 
 from bookie import mark as mark_module
 from bookie.errors import BookieError
-from bookie.mark import FILE_NAME, format_mark, parse_mark, read_mark, write_mark
+from bookie.mark import (
+    FILE_NAME,
+    format_mark,
+    parse_mark,
+    put_mark_aside,
+    read_mark,
+    write_mark,
+)
 from native.mark import Mark
 
 MARK = Mark(
@@ -63,6 +70,14 @@ def test_damage_names_the_file_and_the_way_out(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_bytes(b"quire lastMark 1\n")
     with pytest.raises(BookieError, match=f"{tmp_path}/lastMark.*bookie rebuild-index"):
         read_mark(tmp_path)
+
+
+def test_a_mark_that_the_disk_cannot_read_is_named_and_put_aside(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).symlink_to("/proc/self/mem")  # nothing is at address 0
+    with pytest.raises(BookieError, match=f"{tmp_path}/lastMark: the disk cannot.*rebuild-index"):
+        read_mark(tmp_path)
+    for _ in range(2):
+        assert put_mark_aside(tmp_path) is None
 
 
 @pytest.mark.parametrize(

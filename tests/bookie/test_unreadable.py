@@ -118,6 +118,14 @@ def cut_off(*_arguments: object) -> None:
     raise KeyboardInterrupt
 
 
+def test_a_rebuild_goes_on_without_a_mark_that_cannot_be_read(config: BookieConfig) -> None:
+    mark = Path(config.ledger_folder, "lastMark")
+    mark.unlink()
+    mark.symlink_to("/proc/self/mem")  # nothing is at address 0
+    rebuilt(config)
+    assert absent(config) == []
+
+
 def test_a_rebuild_writes_a_log_s_header_anew(
     config: BookieConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
