@@ -102,18 +102,13 @@ def _rebuild(config: BookieConfig, on_step: Callable[[Step], None]) -> Rebuilt:
     done = Rebuilt(logs=len(logs), journal_files=len(journals))
     was_in_limbo = in_limbo(ledger_folder)
     former = put_mark_aside(ledger_folder)
-    if former is None:
-        done.limbo = True
-        enter_limbo(ledger_folder, ())
-    elif lost := _lost_table(ledger_folder, former):
-        done.damages.append(lost)
-        enter_limbo(ledger_folder, ())
+    table = _find_table(ledger_folder, former, done)
     for log in logs:
         _rebuild_index(log, former, done)
         on_step(Step(log.path.name, log.size))
     next_log_id = max(_close_logs(config, done), former.next_log_id if former else 1)
     journal_id = _first_journal(config, journals, former, done)
-    _replay(config, _starting_mark(ledger_folder, former, journal_id, next_log_id), done)
+    _replay(config, _starting_mark(table, journal_id, next_log_id), done)
     if not (done.limbo or was_in_limbo):
         leave_limbo(ledger_folder)  # the damage was in an unneeded copy
     done.limbo |= was_in_limbo
@@ -124,10 +119,8 @@ def _rebuild(config: BookieConfig, on_step: Callable[[Step], None]) -> Rebuilt:
     return done
 
 
-def _starting_mark(
-    ledger_folder: Path, former: Mark | None, journal_id: int, next_log_id: int
-) -> Mark:
-    table_id, table_end = _find_table(ledger_folder, former)
+def _starting_mark(table: tuple[int, int], journal_id: int, next_log_id: int) -> Mark:
+    table_id, table_end = table
     return Mark(
         journal_id=journal_id,
         journal_offset=FIRST_OFFSET,
@@ -145,6 +138,13 @@ def _starting_mark(
 
 def _rebuild_index(log: DataFile, former: Mark | None, done: Rebuilt) -> None:
     fresh = log.path.with_suffix(".rebuilt")
+    try:
+        _build_index(log, fresh, former, done)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _build_index(log: DataFile, fresh: Path, former: Mark | None, done: Rebuilt) -> None:
     built = rebuild_index(log.path, fresh)
     done.entries += built.entries
     if built.damaged:
@@ -152,7 +152,6 @@ def _rebuild_index(log: DataFile, former: Mark | None, done: Rebuilt) -> None:
         end = former.log_end if former is not None and former.log_id == log.id else 0
         places = list(_damages_in(log, end))
         if not places and (end == 0 or built.first_damage < end):
-            fresh.unlink()
             raise BookieError(
                 f"{log.path}: damaged when it was read first, and not when it was read again; its "
                 "disk is failing: copy all folders to another one, and run this again"
@@ -202,14 +201,21 @@ def _place(damage: Damage) -> DamagedPlace:
 # --- ledger table and journal ------------------------------------------------------------
 
 
-def _find_table(ledger_folder: Path, former: Mark | None) -> tuple[int, int]:
-    """Return id and end of the table to start from.
+def _find_table(ledger_folder: Path, former: Mark | None, done: Rebuilt) -> tuple[int, int]:
+    """Return id and end of the table to start from; enter limbo if it is not what *former* names.
 
     A flush that ended in a power cut may have appended the beginning of a ledger that the journal
     does not have: then it would be given the entries of the former ledger of its id.
     """
-    if former is not None and _sound_end(ledger_folder, former.table_id) >= former.table_end:
-        return former.table_id, former.table_end
+    if former is None:
+        done.limbo = True
+    else:
+        end = _sound_end(ledger_folder, former.table_id)
+        if end >= former.table_end:
+            return former.table_id, former.table_end
+        lost = ledger_folder / f"{former.table_id:016x}.table"
+        done.damages.append(DamagedPlace(str(lost), end))
+    enter_limbo(ledger_folder, ())
     return _best_table(ledger_folder)
 
 
@@ -223,14 +229,6 @@ def _best_table(ledger_folder: Path) -> tuple[int, int]:
         ledgers, end = _measure_table(file.path)
         best = max(best, (ledgers, file.id, end))
     return best[1], best[2]
-
-
-def _lost_table(ledger_folder: Path, former: Mark) -> DamagedPlace | None:
-    """Return where the ledger table that *former* names is not sound, None if it is."""
-    end = _sound_end(ledger_folder, former.table_id)
-    if end >= former.table_end:
-        return None
-    return DamagedPlace(str(ledger_folder / f"{former.table_id:016x}.table"), end)
 
 
 def _sound_end(ledger_folder: Path, table_id: int) -> int:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -179,6 +180,22 @@ def test_an_unreadable_block_before_a_ledger_s_entries_stops_no_rebuild(
     assert set(missing(config)) <= {(ledger, i) for ledger in LEDGERS for i in range(3)}
 
 
+def test_a_rebuild_that_fails_leaves_no_half_an_index(
+    folder: Path, config: BookieConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_log: object, _end: int) -> Iterator[object]:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    monkeypatch.setattr(bookie.rebuild, "_damages_in", fail)
+    plan_fault("log_read", 3)
+    try:
+        with pytest.raises(OSError, match="no memory"):
+            run(config)
+    finally:
+        clear_fault()
+    assert not list((folder / "ledgers").glob("*.rebuilt"))
+
+
 @pytest.mark.parametrize("is_open", [False, True])
 def test_a_log_that_is_damaged_only_now_and_then_keeps_its_index(
     folder: Path, config: BookieConfig, monkeypatch: pytest.MonkeyPatch, *, is_open: bool
@@ -348,6 +365,24 @@ def test_what_the_table_has_behind_the_mark_does_not_count(
             state = engine.ledger(USED_AGAIN)
             assert state is not None
             assert (state.incarnation, engine.runs(USED_AGAIN)) == (OLD, [(0, 1)])
+
+
+def test_a_table_that_was_sound_once_is_the_one_to_start_from(
+    tmp_path: Path, config: BookieConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another look could end in a shorter one, and nothing would say so."""
+    use_again(tmp_path)
+    measured = iter([bookie.rebuild._measure_table])
+
+    def measure(path: Path) -> tuple[int, int]:
+        return next(measured, lambda _path: (0, 0))(path)
+
+    monkeypatch.setattr(bookie.rebuild, "_measure_table", measure)
+    assert run(config).damages == []
+    with opened(config) as engine:
+        state = engine.ledger(USED_AGAIN)
+        assert state is not None
+        assert state.key == v2.KEY, "neither journal nor logs have it"
 
 
 def test_the_table_that_knows_more_ledgers_is_taken(folder: Path, config: BookieConfig) -> None:
