@@ -74,7 +74,8 @@ int bk_io_read_folder(DIR *folder, struct dirent **entry);
 /* Read size bytes at offset; *got is less only at the end of the file. */
 int bk_io_read(int fd, void *out, size_t size, uint64_t offset, size_t *got);
 /* The same for a file that is read as a whole, with the blocks of site that tests plan. What a
- * disk cannot read is -EIO, also where it says -ENODATA, as direct reads do. */
+ * disk cannot read is -EIO, also where direct reads say -ENODATA, or -EILSEQ if the disk checks
+ * sums of its own (T10, dm-integrity). */
 int bk_io_scan(int fd, void *out, size_t size, uint64_t offset, int32_t site, size_t *got);
 /* Blocks of one file that the disk cannot read. */
 #define BK_LOST_MAX 256

@@ -234,7 +234,7 @@ int bk_io_scan(int fd, void *out, size_t size, uint64_t offset, int32_t site, si
     int fault = bk_fault_in(site, offset, size);
     *got = 0;
     int result = fault != 0 ? fault : bk_io_read(fd, out, size, offset, got);
-    return result == -ENODATA ? -EIO : result;
+    return result == -ENODATA || result == -EILSEQ ? -EIO : result;
 }
 
 /* A part of one block. */

@@ -61,7 +61,7 @@ def fail_to_start(bookie: Bookie, site: str, nth: int, error_number: int = errno
         clear_fault()
 
 
-@pytest.mark.parametrize("error_number", [errno.EIO, errno.ENODATA])
+@pytest.mark.parametrize("error_number", [errno.EIO, errno.ENODATA, errno.EILSEQ])
 @pytest.mark.parametrize("nth", [1, 2])
 def test_an_index_that_cannot_be_read_now_stops_the_start(
     bookie: Bookie, nth: int, error_number: int
