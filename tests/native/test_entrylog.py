@@ -10,6 +10,7 @@ from stores import MIB, StoreRig, entries
 from wire import be, crc32c
 
 from native.errors import Absent, Corrupt
+from native.faults import clear_fault, plan_fault
 from native.store import MAP, Damage, LogRecord, read_head, scan_log
 
 BLOCK = 4096
@@ -71,6 +72,19 @@ def test_a_closed_log_ends_with_its_map(rig: StoreRig) -> None:
     assert data[3 * BLOCK :] == padded(record(be(-1) + be(MAP) + pairs))
     assert rig.mark.log_id == 0
     assert read_head(rig.path(LOG)).closed
+
+
+def test_a_log_whose_index_cannot_be_read_is_closed_without_its_map(rig: StoreRig) -> None:
+    rig.flush({1: entries(1, [0, 1])})
+    plan_fault("index_read", 1)
+    rig.roll()
+    clear_fault()
+    data = rig.path(LOG).read_bytes()
+    assert data[:BLOCK] == header(1, 0, 2 * BLOCK)
+    assert len(data) == 2 * BLOCK
+    rig.reopen()
+    assert not rig.damage()
+    rig.check()
 
 
 def test_a_map_has_at_most_10_000_pairs_a_record(rig: StoreRig) -> None:
