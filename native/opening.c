@@ -422,7 +422,7 @@ static int mend_index(opening *o, const found *f, const index_walk *walk, int is
         return walk->result;
     bk_store_note_log(o->store, f->id, BK_SUFFIX_INDEX, walk->end, -1, -1);
     if (!f->has_log)
-        return BK_OK;
+        return bk_store_enter_limbo(o->store); /* of what is lost, it tells a part at most */
     if (is_doubtful && f->state != BK_OK)
         return -EIO; /* it alone may know the log's origin */
     if (!is_only_torn) {
@@ -447,10 +447,11 @@ static int load_log(opening *o, found *f, bk_log *log)
     log->origin = f->state == BK_OK ? f->header.origin : walk.origin;
     index_walk before = walk;
     walk = read_index(store, f->id, log);
-    if (walk.result < 0 && walk.result != -ENOENT)
+    int is_lost = !f->has_log && !whole;
+    if (walk.result < 0 && walk.result != -ENOENT && !(is_lost && walk.result == -EIO))
         return blame(o, f, BK_SUFFIX_INDEX, walk.result);
     /* Sound a moment ago, or built anew: the disk reads it otherwise now, without some rows. */
-    if ((f->has_log || whole) && (walk.result != BK_END || (clean && walk.end != before.end)))
+    if (!is_lost && (walk.result != BK_END || (clean && walk.end != before.end)))
         return blame(o, f, BK_SUFFIX_INDEX, -EIO);
     int sound = check_log(o, f, walk.log_end);
     log->damaged = sound != BK_OK && (f->state != BK_CORRUPT || f->size < walk.log_end);

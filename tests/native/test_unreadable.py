@@ -109,6 +109,18 @@ def test_an_index_that_reads_otherwise_the_second_time_stops_the_start(
     assert [bookie.payload(1, i) for i in range(COUNT)] == [payload(i) for i in range(COUNT)]
 
 
+def test_an_index_that_cannot_be_read_of_a_log_that_is_lost_leads_to_limbo(bookie: Bookie) -> None:
+    log = bookie.ledger_folder / "00000001.log"
+    index = log.with_suffix(".index")
+    log.unlink()
+    plan_fault("index_read", 2)
+    bookie.crash()
+    clear_fault()
+    assert (bookie.ledger_folder / "limbo").exists()
+    assert {each.path for each in bookie.engine.store.take_damage()} == {log, index}
+    assert index.exists()
+
+
 @pytest.fixture
 def copy(bookie: Bookie) -> Path:
     """A compacted copy of log 1, whose header is damaged: its index alone tells the origin."""
