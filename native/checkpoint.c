@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -202,7 +203,15 @@ int bk_engine_seal(bk_engine *engine)
 
 /* --- after the mark is durable --------------------------------------------------------------- */
 
-static int delete_old_tables(const char *folder, uint64_t table_id)
+/* What the disk could not read may be read another time. */
+static int keep_table(const char *path)
+{
+    char kept[BK_PATH_SIZE_MAX + 8];
+    snprintf(kept, sizeof kept, "%s.unread", path);
+    return rename(path, kept) == 0 ? 0 : -errno;
+}
+
+static int delete_old_tables(const char *folder, uint64_t table_id, uint64_t lost_id)
 {
     uint64_t *ids;
     size_t count;
@@ -210,7 +219,9 @@ static int delete_old_tables(const char *folder, uint64_t table_id)
     for (size_t i = 0; result == 0 && i < count && ids[i] < table_id; i++) {
         char path[BK_PATH_SIZE_MAX];
         result = bk_table_path(folder, ids[i], path);
-        if (result == 0 && unlink(path) != 0)
+        if (result == 0 && ids[i] == lost_id)
+            result = keep_table(path);
+        else if (result == 0 && unlink(path) != 0)
             result = -errno;
     }
     free(ids);
@@ -221,5 +232,6 @@ int bk_engine_trim(bk_engine *engine, const bk_mark *mark, uint32_t backups)
 {
     bk_store_marked(engine->store, mark);
     int result = bk_journal_trim(engine->journal, mark->journal_id, backups);
-    return result != 0 ? result : delete_old_tables(engine->ledger_folder, mark->table_id);
+    return result != 0 ? result : delete_old_tables(engine->ledger_folder, mark->table_id,
+                                                     engine->table.lost_id);
 }

@@ -252,7 +252,8 @@ int bk_engine_seal(bk_engine *engine);
  * everything, end the process. */
 int bk_engine_flush(bk_engine *engine, bk_mark *mark);
 /* [blocks] Call when *mark is durable: journal files before it are deleted or kept as
- * spares, all but backups of them; the ledger table before it is deleted; and the log that was
+ * spares, all but backups of them; the ledger table before it is deleted, or renamed to
+ * <name>.unread if the start could not read all of it; and the log that was
  * open in the mark before may be compacted and deleted (bk_store_marked). */
 int bk_engine_trim(bk_engine *engine, const bk_mark *mark, uint32_t backups);
 /* Give the memory of unused arenas back to the system. */

@@ -166,6 +166,7 @@ typedef struct {
 typedef struct {
     int fd;
     uint64_t id, end;
+    uint64_t lost_id; /* of the one that this start found damaged or could not read; 0: none */
     uint64_t ticket; /* what the table says is in the journal when this is synced */
     uint64_t steps;  /* writes of the table that ended; atomic */
 } bk_table_file;

@@ -64,7 +64,7 @@ static int load_table(bk_replay *replay, const bk_mark *mark)
     if (result == BK_CORRUPT || result == -ENOENT) {
         /* Fences are lost: the caller fences every ledger. A new file takes over. */
         note(replay, path, result == BK_CORRUPT ? record.offset : 0);
-        engine->table.id++;
+        engine->table.lost_id = engine->table.id++;
         engine->table.end = 0;
         return BK_CORRUPT;
     }

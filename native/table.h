@@ -4,7 +4,8 @@
  * appends the records of the ledgers that changed and syncs them before the mark moves; a
  * later record of the same kind replaces an earlier one. When the file is more
  * than twice the size of what it says, it is written anew under the next id
- * (sync, then the mark names it, then the old one is deleted).
+ * (sync, then the mark names it, then the old one is deleted). So it is if a part of it is damaged
+ * or cannot be read; then the old one stays as <name>.unread, and nobody reads it again.
  *
  * A deleted ledger is remembered for BK_TOMBSTONE_MS, so that a late writer
  * finds it fenced, and cannot create it again. Recovery brings it

@@ -240,3 +240,23 @@ def test_a_ledger_table_that_cannot_be_read_leaves_every_ledger_fenced(bookie: B
     assert bookie.recovery.limbo
     assert [state.fenced for state in bookie.engine.ledgers()] == [True]
     assert bookie.payload(1, 0) == b"flushed"
+
+
+def test_a_ledger_table_that_cannot_be_read_now_is_kept_beside_the_new_one(bookie: Bookie) -> None:
+    bookie.add(1, 0, b"flushed")
+    bookie.checkpoint()
+    (table,) = bookie.ledger_folder.glob("*.table")
+    before = table.read_bytes()
+    plan_fault("table_read", 1)
+    try:
+        bookie.crash()
+    finally:
+        clear_fault()
+    for ledger_id in (2, 3):
+        bookie.add(ledger_id, 0, b"later")
+        bookie.checkpoint()
+    assert table.with_name(f"{table.name}.unread").read_bytes() == before
+    assert not table.exists()
+    assert len(list(bookie.ledger_folder.glob("*.table"))) == 1
+    bookie.crash()
+    assert not bookie.recovery.limbo
