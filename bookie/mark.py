@@ -65,8 +65,8 @@ def _read(path: Path) -> Mark | None:
     except FileNotFoundError:
         return None
     except OSError as cause:
-        if told := unreadable(OSError(cause.errno, cause.strerror, str(path))):
-            raise told from cause
+        if error := unreadable(OSError(cause.errno, cause.strerror, str(path))):
+            raise error from cause
         raise
     try:
         return parse_mark(data)
