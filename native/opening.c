@@ -142,9 +142,9 @@ static int log_settle_files(const opening *o, const found *f)
     bk_log_path(o->store->folder, f->id, BK_SUFFIX_INDEX, path);
     int result = bk_io_settle(path, BK_FAULT_INDEX_SYNC);
     if (result != BK_OK && result != -ENOENT)
-        return blame(o, f, BK_SUFFIX_INDEX, result);
+        return result;
     bk_log_path(o->store->folder, f->id, BK_SUFFIX_LOG, path);
-    return blame(o, f, BK_SUFFIX_LOG, bk_io_settle(path, BK_FAULT_LOG_SYNC));
+    return bk_io_settle(path, BK_FAULT_LOG_SYNC);
 }
 
 /* Whether another log may hold the same records: one of the two will be deleted. */
@@ -293,8 +293,7 @@ static int rebuild_index(opening *o, const found *f, const index_walk *walk, bk_
     bk_log_path(o->store->folder, f->id, BK_SUFFIX_INDEX, index_path);
     int result = bk_index_rebuild_from(log_path, index_path, &header, 0, note, o->store, &entries);
     /* The new index is durable. If a crash brings this file back, it is built once more. */
-    return result == BK_OK ? bk_log_forget_torn(o->store->folder, f->id)
-                           : blame(o, f, BK_SUFFIX_LOG, result);
+    return result == BK_OK ? bk_log_forget_torn(o->store->folder, f->id) : result;
 }
 
 /* --- leftovers --------------------------------------------------------------------- */
@@ -424,10 +423,10 @@ static int mend_index(opening *o, const found *f, const index_walk *walk, int is
     if (!f->has_log)
         return bk_store_enter_limbo(o->store); /* of what is lost, it tells a part at most */
     if (is_doubtful && f->state != BK_OK)
-        return -EIO; /* it alone may know the log's origin */
+        return blame(o, f, BK_SUFFIX_INDEX, -EIO); /* it alone may know the log's origin */
     if (!is_only_torn) {
         int result = rebuild_index(o, f, walk, is_doubtful ? refuse_damage : note_damage);
-        return is_doubtful && result == BK_CORRUPT ? -EIO : result;
+        return is_doubtful && result == BK_CORRUPT ? blame(o, f, BK_SUFFIX_INDEX, -EIO) : result;
     }
     (void)rebuild_index(o, f, walk, refuse_damage);
     return BK_OK;
@@ -442,7 +441,7 @@ static int load_log(opening *o, found *f, bk_log *log)
     if (!clean) {
         int result = mend_index(o, f, &walk, whole);
         if (result != BK_OK)
-            return blame(o, f, BK_SUFFIX_INDEX, result);
+            return result;
     }
     log->origin = f->state == BK_OK ? f->header.origin : walk.origin;
     index_walk before = walk;

@@ -54,7 +54,7 @@ static int load_table(bk_replay *replay, const bk_mark *mark)
         return result;
     result = bk_io_settle(path, BK_FAULT_TABLE_SYNC);
     if (result == 0)
-        result = bk_table_scan_open(path, engine->table.end, &scan);
+        result = blame(replay, path, bk_table_scan_open(path, engine->table.end, &scan));
     if (result == 0) {
         while ((result = bk_table_scan_next(scan, &record)) == BK_OK)
             if ((result = bk_table_apply(&engine->ledgers, &record)) != 0)
@@ -68,7 +68,7 @@ static int load_table(bk_replay *replay, const bk_mark *mark)
         engine->table.end = 0;
         return BK_CORRUPT;
     }
-    return result == BK_END ? 0 : blame(replay, path, result);
+    return result == BK_END ? 0 : result;
 }
 
 /* What logs say of a ledger, if it is newer than what the table does. One whose key the table has
@@ -177,8 +177,9 @@ static int read_headers(bk_replay *replay)
         int result = journal_path(replay, i, path);
         if (result == 0 && i + 1 == replay->count)
             result = bk_io_settle(path, BK_FAULT_JOURNAL_SYNC);
-        if (result == 0)
-            result = bk_journal_scan_open(path, 0, 0, &scan);
+        if (result != 0)
+            return result;
+        result = bk_journal_scan_open(path, 0, 0, &scan);
         if (result == BK_END && i > 0 && i + 1 == replay->count) {
             if (unlink(path) != 0)
                 return -errno;

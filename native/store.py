@@ -6,7 +6,6 @@ without one: what a log or an index says, and an index built anew from its log.
 
 from __future__ import annotations
 
-import errno
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -547,8 +546,7 @@ def rebuild_index(log_path: Path, index_path: Path) -> NewIndex:
     """
     out = ffi.new("bk_rebuilt *")
     result = lib.bk_index_rebuild(os.fsencode(log_path), os.fsencode(index_path), out)
-    what = f"building {index_path} from {log_path}"
-    check(result, what, os.fsencode(log_path) if result == -errno.EIO else b"")
+    check(result, f"building {index_path} from {log_path}")
     return _fields(NewIndex, out)
 
 

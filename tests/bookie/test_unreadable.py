@@ -144,3 +144,20 @@ def test_a_rebuild_writes_a_log_s_header_anew(
     rebuilt(config)
     assert read_head(log).closed
     assert absent(config) == []
+
+
+@pytest.mark.parametrize("site", ["journal_sync", "log_sync", "index_sync", "table_sync"])
+async def test_a_sync_that_fails_is_no_file_that_cannot_be_read(
+    config: BookieConfig, site: str
+) -> None:
+    plan_fault(site, 1)
+    with pytest.raises(OSError, match="Input/output error") as failed:
+        await Storage.open(config, threaded=False)
+    assert failed.value.filename is None
+
+
+def test_a_rebuild_ends_where_a_journal_cannot_be_synced(config: BookieConfig) -> None:
+    plan_fault("journal_sync", 1)
+    with pytest.raises(OSError, match="Input/output error"):
+        rebuild(config, lambda _step: None)
+    assert not in_limbo(Path(config.ledger_folder))
