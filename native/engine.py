@@ -182,7 +182,8 @@ class Engine:
         """Open the folders at *mark* and replay the journal. Blocks.
 
         *searches_logs*: look in logs for the incarnations of ledgers, too, because the ledger table
-        may be an old one. That costs a read for each extent.
+        may be an old one. That costs a read for each extent. And go on, in limbo, without the
+        header of a journal that cannot be read.
 
         After opening without a mark (a new bookie), seal, flush and persist the mark before feeding
         any request.
