@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
 
 from ledger_client.errors import BadGroup, CommitRefused, LedgerError
-from ledger_client.groups.feed import TopicFeed
 from ledger_client.groups.options import ConsumerOptions
 from ledger_client.groups.progress import Progress
 from ledger_client.groups.slots import Units
 from ledger_client.topics.positions import Places
+from ledger_client.topics.reading.options import Start
 from ledger_client.topics.times import Timestamp
 from metadata.groups.assignment import Part
 from metadata.topics import TopicRecord
+
+
+class OpenTopic(Protocol):
+    """A topic of which partitions are to begin; TopicFeed has the details."""
+
+    topic: TopicRecord
+
+    async def begin(self, partitions: Collection[int], start: Start) -> dict[int, Places]:
+        """Return the places that *start* stands for. Raises LedgerError."""
 
 
 class Beginnings:
@@ -30,7 +40,7 @@ class Beginnings:
         self._units = units
         self._progress = progress
 
-    async def starts(self, feed: TopicFeed, parts: set[Part], up_ms: int) -> dict[Part, Places]:
+    async def starts(self, feed: OpenTopic, parts: set[Part], up_ms: int) -> dict[Part, Places]:
         """Return the places at which to begin in these parts of a topic, or in some of them.
 
         Those that do not follow from progress are stored by then. *up_ms* is when this member
@@ -55,7 +65,7 @@ class Beginnings:
             return starts  # no partition waits for another one
 
     async def _first(
-        self, feed: TopicFeed, parts: Sequence[Part], up_ms: int
+        self, feed: OpenTopic, parts: Sequence[Part], up_ms: int
     ) -> dict[Part, Places]:
         """Return the places at which to begin in parts of which the group has no progress."""
         topic, start = feed.topic, self._options.start

@@ -21,7 +21,7 @@ from ledger_client.errors import (
     ReplicasUnavailable,
 )
 from ledger_client.groups import membership
-from ledger_client.groups.beginnings import Beginnings
+from ledger_client.groups.beginnings import Beginnings, OpenTopic
 from ledger_client.groups.consumer import GroupConsumer
 from ledger_client.groups.feed import FoundLanes, TopicFeed
 from ledger_client.groups.options import TopicPartition
@@ -107,7 +107,7 @@ async def test_a_member_begins_nothing_that_went_while_it_looked_where_to_begin(
     starts, hung = Beginnings.starts, trio.Event()
 
     async def slowly(
-        self: Beginnings, feed: TopicFeed, parts: set[Part], up_ms: int
+        self: Beginnings, feed: OpenTopic, parts: set[Part], up_ms: int
     ) -> Mapping[Part, object]:
         found = await starts(self, feed, parts, up_ms)
         if feed.topic.name == OTHER and not hung.is_set():
@@ -431,7 +431,7 @@ async def test_slots_that_went_before_they_began_leave_their_messages_to_who_has
     starts, hung = Beginnings.starts, trio.Event()
 
     async def slowly(
-        self: Beginnings, feed: TopicFeed, parts: set[Part], up_ms: int
+        self: Beginnings, feed: OpenTopic, parts: set[Part], up_ms: int
     ) -> Mapping[Part, object]:
         if is_slow and not hung.is_set():
             hung.set()

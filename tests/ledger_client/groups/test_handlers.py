@@ -10,8 +10,7 @@ from group_rig import ORDERS, send, shop, take
 from trio.testing import MockClock
 
 from ledger_client.errors import CommitRefused
-from ledger_client.groups.beginnings import Beginnings
-from ledger_client.groups.feed import TopicFeed
+from ledger_client.groups.beginnings import Beginnings, OpenTopic
 from ledger_client.groups.options import TopicPartition
 from ledger_client.topics.positions import Places
 from metadata.groups.assignment import Part
@@ -76,7 +75,7 @@ async def test_a_handler_that_takes_long_keeps_no_partition_from_going(
     starts, first, is_told = Beginnings.starts, ORDERS if is_first else OTHER, trio.Event()
 
     async def in_order(
-        self: Beginnings, feed: TopicFeed, parts: set[Part], up_ms: int
+        self: Beginnings, feed: OpenTopic, parts: set[Part], up_ms: int
     ) -> dict[Part, Places]:
         if feed.topic.name != first:
             await is_told.wait()
