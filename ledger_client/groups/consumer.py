@@ -423,14 +423,16 @@ class GroupConsumer(Openable):
 
         *is_done*: the application is done with what it has, as its block ended without an error.
         """
-        is_refused = isinstance(self._membership.failure, BadGroup)
-        in_vain = is_refused or (self._has_failed and not self._partitions.has_begun)
+        is_refused, is_stored = isinstance(self._membership.failure, BadGroup), False
         with suppress(LedgerError):
             await self._delivery.close(
                 is_done=is_done,
                 commits=self._options.auto_commit_s is not None and self._membership.is_member,
             )
+            is_stored = True  # what it has begun
         self._membership.end(CLOSED)  # who waits learns it now, however long leaving takes
+        has_failed = self._has_failed or is_refused
+        in_vain = has_failed and (not self._partitions.has_begun or (is_refused and is_stored))
         await self._membership.leave(in_vain=in_vain)
 
 

@@ -90,10 +90,11 @@ class Holder(Protocol):
 class Revocation:
     """A call of on_revoked, by which the calls that it makes are known."""
 
-    def __init__(self, owner: object, parts: set[Part]) -> None:
+    def __init__(self, owner: object, names: Mapping[Part, TopicPartition]) -> None:
         self.owner: object = owner
         """`None` once it has returned"""
-        self.parts = parts
+        self.names = names
+        self.parts = set(names)
         self.lapsed: Set[Part] = set()
         """those whose messages come again elsewhere: it was called too late, or took too long"""
         self.is_told = False
@@ -138,6 +139,8 @@ class Partitions:
         """what the member has and reads: partitions, or slots of them"""
         self.parts: set[Part] = set()
         """what it has, as far as its row says"""
+        self.begun: set[Part] = set()
+        """those of *active* of which the application was told"""
         self.has_begun = False
         """the member has had something to read"""
         self.feeds: dict[int, TopicFeed] = {}
@@ -349,28 +352,26 @@ class Partitions:
         """Hand out nothing more of these partitions, and commit them while that is possible."""
         self._going = gone
         holder.withhold(gone)
-        named = self.named(gone)
-        told = Revocation(self, gone)
-        busy = holder.at_work() & gone if is_lost else await self._finish(told, holder, named)
+        told = Revocation(self, {part: name for part in gone for name in self.named([part])})
+        busy = holder.at_work() & gone if is_lost else await self._finish(told, holder)
         told.lapsed = holder.lapse(gone, gone if told.is_cut_off else busy or set())
         self.drop(gone)  # seek() may have had them read again
         for part in gone:
             self._restarted.pop(part, None)
         self.active -= gone
+        self.begun -= gone
         if busy is not None:
             with trio.move_on_after(self._options.revoke_s):
-                await self._tell_revoked(told, named)
+                await self._tell_revoked(told)
         if not told.is_told:  # another handler is not done, and others are to be given up in time
-            self._nursery.start_soon(self._tell_revoked, told, named)
+            self._nursery.start_soon(self._tell_revoked, told)
         self._progress.forget(gone)
         holder.forget(gone)
         self._going = set()
         for uid in {part.topic for part in gone}:
             self._close_feed(uid)
 
-    async def _finish(
-        self, told: Revocation, holder: Holder, named: Sequence[TopicPartition]
-    ) -> set[Part] | None:
+    async def _finish(self, told: Revocation, holder: Holder) -> set[Part] | None:
         """Let the application be done with these partitions, and commit them.
 
         Return those that it is at work on when the time is over; `None` if it is done. If it is
@@ -381,7 +382,7 @@ class Partitions:
         with trio.move_on_at(begun_at + revoke_s * FINISH_PART) as limit:
             await holder.finish(gone)
             is_done = True
-            await self._tell_revoked(told, named)
+            await self._tell_revoked(told)
         told.is_cut_off = told.is_told and limit.cancelled_caught
         if told.is_cut_off:
             _log.warning(
@@ -398,15 +399,19 @@ class Partitions:
                 await self._progress.settle()  # what the application commits just now counts
         return busy
 
-    async def _tell_revoked(self, told: Revocation, named: Sequence[TopicPartition]) -> None:
-        """Call on_revoked, unless the application was not told that it has any of them."""
+    async def _tell_revoked(self, told: Revocation) -> None:
+        """Call on_revoked with what the application was told that it has, for revoke_s at most."""
         token = _revocation.set(told)
         try:
             async with self._telling:
                 told.is_told = True
-                if self._told & told.parts:
-                    self._told -= told.parts
-                    await _tell(self._options.on_revoked, named)
+                known = self._told & told.parts
+                self._told -= known
+                named = sorted({told.names[part] for part in known})
+                with trio.move_on_after(self._options.revoke_s) as limit:
+                    await _tell(self._options.on_revoked if named else None, named)
+                if limit.cancelled_caught:
+                    _log.warning("on_revoked was cut off after %g s", self._options.revoke_s)
         except (CommitRefused, MemberRemoved) as failure:  # it cannot know that it is too late
             _log.warning("on_revoked: %s", failure)
         finally:
@@ -488,6 +493,7 @@ class Partitions:
             self.has_begun = True
             async with self._telling:
                 await self._tell_assigned(begun.keys() & self.active)
+            self.begun.update(begun.keys() & self.active)
             left_alone = self._announced(begun)  # else the application moved it, or it went
             await holder.read(left_alone)
             for part in self._announced(left_alone):

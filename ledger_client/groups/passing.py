@@ -13,7 +13,7 @@ taken over, as earlier messages of its keys may be among that.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from contextlib import suppress
 from typing import Protocol
 
@@ -48,7 +48,7 @@ class OwnParts(Protocol):
     """The parts of a group that a member has; Partitions has the details."""
 
     parts: set[Part]
-    active: set[Part]
+    begun: set[Part]
 
     def known(self, parts: Iterable[Part]) -> list[Part]:
         """Return the parts whose topic is or was read; those just assigned may not be yet."""
@@ -259,14 +259,16 @@ class Passing:
 
     # --- slots ---------------------------------------------------------------------------
 
-    def slots(self, record: ShareRecord) -> set[int]:
+    def slots(self, record: ShareRecord, begun: AbstractSet[Part] | None = None) -> set[int]:
         """Return the slots of a share's partition that this member has, and has begun.
 
-        What it took of others would not be handed over if they went before that.
+        What it took of others would not be handed over if they went before that. *begun*: those
+        that it had begun at some time; default: now.
         """
+        begun = self._partitions.begun if begun is None else begun
         return {
             self._units.slot(part)
-            for part in self._partitions.known(self._partitions.parts & self._partitions.active)
+            for part in self._partitions.known(self._partitions.parts & begun)
             if part.topic == record.topic and self._partitions.partition(part) == record.partition
         }
 

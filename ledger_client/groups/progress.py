@@ -230,6 +230,9 @@ class Progress:
         self._first |= places.keys()
         try:
             await self.commit(places)
+        except BaseException:
+            self.forget(places)  # not to be stored later, when others may have gone on from it
+            raise
         finally:
             self._first -= places.keys()
         if lost := sorted(p for p in places if p not in self._owned or p not in self._stored):

@@ -124,6 +124,9 @@ class Sharing:
         self._news: dict[str, trio.Event] = {}
         self._slots_of: dict[str, set[int]] = {}
         """by key, the slots of messages in shares that were read, and are for others"""
+        self._begun: AbstractSet[Part] = frozenset()
+        """what was begun as this began to look for what others left: no share of a slot is passed
+        over, and a later one taken"""
         self._turn = trio.Lock()
         self._passing = Passing(
             options.group, self._units, partitions, rows, holdings, receiver, arrivals.note
@@ -191,6 +194,7 @@ class Sharing:
                 raise MetadataUnavailable("messages of revoked slots are not left to others yet")
             for _ in range(ATTEMPTS_MAX):
                 parts = self._partitions.parts
+                self._begun = frozenset(self._partitions.begun)
                 found = await self._find_orphans()
                 if not await self._adopt_all(found, parts):
                     break
@@ -309,6 +313,7 @@ class Sharing:
 
     async def _take_gifts(self) -> None:
         async with self._turn:
+            self._begun = frozenset(self._partitions.begun)
             for item in await self._rows.given(self._holdings.shares):
                 await self._adopt(item, self._partitions.parts, {})
 
@@ -362,7 +367,7 @@ class Sharing:
         return True
 
     def _slots(self, record: ShareRecord) -> set[int]:
-        return self._passing.slots(record)
+        return self._passing.slots(record, self._begun)
 
     def _rest(
         self, share: Share, slots: set[int], *, is_own: bool

@@ -38,6 +38,8 @@ class PartSource(Protocol):
     parts: set[Part]
     active: set[Part]
     """those that it reads"""
+    begun: set[Part]
+    """those of them of which the application was told"""
 
     @property
     def feeds(self) -> Mapping[int, TopicSource]:

@@ -39,10 +39,11 @@ class TopicSearch:
 
     async def topic(self, uid: int) -> TopicRecord:
         """Return the topic with this uid, as it is now. Raises NoSuchTopic, LedgerError."""
-        async with self._turn:
-            if uid not in self._found:
-                await self._find(uid)
-            name = self._found.get(uid)
+        if uid not in self._found:
+            async with self._turn:
+                if uid not in self._found:
+                    await self._find(uid)
+        name = self._found.get(uid)
         if name is not None:
             with suppress(NoSuchTopic):
                 topic, _ = await self._catalogue.get(name)

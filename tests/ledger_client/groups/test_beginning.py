@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
 
 import pytest
 import trio
 from group_rig import ORDERS, rest, send, shop, take
-from shared_shop import shop as shared_shop
+from shared_shop import shop as shared_shop, until
 from trio.testing import MockClock
 
 from ledger_client import Client
@@ -25,10 +25,11 @@ from ledger_client.groups.beginnings import Beginnings, OpenTopic
 from ledger_client.groups.consumer import GroupConsumer
 from ledger_client.groups.feed import FoundLanes, TopicFeed
 from ledger_client.groups.options import TopicPartition
+from ledger_client.groups.sharing import Fetched, Sharing
 from ledger_client.topics.positions import LanePlace, Place
 from metadata.groups.assignment import Part
 from metadata.groups.rows import GROUP_MEMBERS
-from metadata.store import Op, Put, Versions
+from metadata.store import Item, Op, Put, Versions
 
 OTHER = "shop/other"
 
@@ -424,6 +425,12 @@ async def test_a_consumer_that_is_closed_while_its_request_to_join_waits_is_no_m
         assert (await client.groups.describe("billing")).members == []
 
 
+async def send_keys(client: Client, first: int, stop: int) -> None:
+    async with client.producer(ORDERS, batching=False) as producer:
+        for number in range(first, stop):
+            await producer.send(b"%d" % number, key=b"k%d" % (number % 16))
+
+
 async def test_slots_that_went_before_they_began_leave_their_messages_to_who_has_them(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -437,11 +444,6 @@ async def test_slots_that_went_before_they_began_leave_their_messages_to_who_has
             hung.set()
             await trio.sleep(5)
         return await starts(self, feed, parts, up_ms)
-
-    async def send_keys(client: Client, first: int, stop: int) -> None:
-        async with client.producer(ORDERS, batching=False) as producer:
-            for number in range(first, stop):
-                await producer.send(b"%d" % number, key=b"k%d" % (number % 16))
 
     is_slow = False
     monkeypatch.setattr(Beginnings, "starts", slowly)
@@ -468,3 +470,48 @@ async def test_slots_that_went_before_they_began_leave_their_messages_to_who_has
         of_key = [number for number in found if number % 16 == key]
         assert of_key == sorted(of_key)
         assert of_key[0] < 32, "not before what was left of its key"
+
+
+async def test_slots_that_begin_while_others_leavings_are_looked_through_keep_their_order(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was passed over comes before what follows it."""
+    starts, take_over, passed = Beginnings.starts, Sharing._take_over, trio.Event()
+
+    async def late(
+        self: Beginnings, feed: OpenTopic, parts: set[Part], up_ms: int
+    ) -> Mapping[Part, object]:
+        if is_slow:
+            await passed.wait()
+        return await starts(self, feed, parts, up_ms)
+
+    async def until_it_began(
+        self: Sharing, item: Item, parts: AbstractSet[Part], fetched: Fetched
+    ) -> bool:
+        is_done = await take_over(self, item, parts, fetched)
+        if is_slow and not passed.is_set():
+            passed.set()
+            await until(lambda: bool(self._partitions.begun))
+        return is_done
+
+    is_slow = False
+    monkeypatch.setattr(Beginnings, "starts", late)
+    monkeypatch.setattr(Sharing, "_take_over", until_it_began)
+    async with shared_shop() as (cluster, client), cluster.client() as theirs:
+        async with theirs.consumer(ORDERS, group="a", mode="key-shared", start="earliest") as lost:
+            await until(lambda: bool(lost.assignment()))
+            for number in range(3):
+                await send_keys(client, 8 * number, 8 * number + 8)
+                await trio.sleep(2)
+        is_slow = True
+        async with client.consumer(ORDERS, group="a", mode="key-shared") as one:
+            found: list[int] = []
+            for _ in range(100):
+                messages = await one.poll(wait_s=0.1, messages_max=4)
+                found += [int(each.value or b"") for each in messages]
+                await one.ack(messages)
+    assert passed.is_set()
+    assert len(found) == 24
+    for key in range(16):
+        of_key = [number for number in found if number % 16 == key]
+        assert of_key == sorted(of_key)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 import trio
 from group_rig import ORDERS, send, shop, take
+from shared_shop import shop as shared_shop, until
 from trio.testing import MockClock
 
 from ledger_client.errors import CommitRefused
@@ -121,3 +122,100 @@ async def test_a_handler_that_seeks_where_it_is_refused_ends_no_consumer(
         await send(client, 0, 5)
         assert sorted(await take(one, 5)) == list(range(5))
     assert any("on_assigned: " in each.getMessage() for each in caplog.records)
+
+
+async def test_no_handler_is_told_that_it_loses_what_it_was_never_told_it_had(
+    autojump_clock: MockClock,
+) -> None:
+    """The member is lost while one topic waits until the handler of another one is done."""
+    had, strange, calls = set[TopicPartition](), list[TopicPartition](), 0
+
+    async def assigned(parts: Sequence[TopicPartition]) -> None:
+        nonlocal calls
+        calls += 1
+        had.update(parts)
+        if calls == 2:
+            await trio.sleep(20)
+
+    def revoked(parts: Sequence[TopicPartition]) -> None:
+        strange.extend(part for part in parts if part not in had)
+        had.difference_update(parts)
+
+    async with shop(1) as (_, client):
+        await client.topics.create(OTHER, 1)
+        await client.topics.create("shop/third", 1)
+        async with client.consumer(
+            [ORDERS, OTHER, "shop/third"],
+            group="billing",
+            session_s=10,
+            revoke_s=30,
+            on_assigned=assigned,
+            on_revoked=revoked,
+        ) as one:
+            await one.poll(wait_s=3)
+            assert len(one.assignment()) == 3
+            assert len(had) == 2
+            one._membership._heartbeats.remove(one._membership.pulse)
+            await trio.sleep(60)
+            assert not one.assignment()
+            assert strange == []
+            assert had == set()
+
+
+async def test_a_late_call_of_a_handler_holds_nothing_up_for_ever(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = 0
+
+    async def assigned(_parts: Sequence[TopicPartition]) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            await trio.sleep(25)
+
+    async def revoked(_parts: Sequence[TopicPartition]) -> None:
+        await trio.sleep(1000)
+
+    async with shop(1) as (_, client):
+        await client.topics.create(OTHER, 1)
+        async with client.consumer(
+            [ORDERS, OTHER],
+            group="billing",
+            start="earliest",
+            session_s=10,
+            revoke_s=5,
+            on_assigned=assigned,
+            on_revoked=revoked,
+        ) as one:
+            await one.poll(wait_s=3)
+            one._membership._heartbeats.remove(one._membership.pulse)
+            await trio.sleep(60)
+            await send(client, 0, 5)
+            assert sorted(await take(one, 5)) == list(range(5))
+    assert any("cut off after 5 s" in each.getMessage() for each in caplog.records)
+
+
+async def test_a_handler_is_done_before_the_first_message_of_what_another_member_left(
+    autojump_clock: MockClock,
+) -> None:
+    is_done = False
+
+    async def assigned(_parts: Sequence[TopicPartition]) -> None:
+        nonlocal is_done
+        await trio.sleep(20)
+        is_done = True
+
+    async with shared_shop() as (cluster, client), cluster.client() as theirs:
+        async with theirs.consumer(
+            ORDERS, group="billing", mode="key-shared", start="earliest"
+        ) as lost:
+            await until(lambda: bool(lost.assignment()))
+            await send(client, 0, 8)
+            await trio.sleep(2)
+        async with client.consumer(
+            ORDERS, group="billing", mode="key-shared", on_assigned=assigned
+        ) as one:
+            assert await one.poll(wait_s=15) == []
+            assert not is_done
+            assert await one.poll(wait_s=15)
+            assert is_done
