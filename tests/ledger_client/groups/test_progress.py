@@ -157,6 +157,25 @@ async def test_a_beginning_that_another_member_stored_is_refused(
         await removed.begin({PART: {}})
 
 
+async def test_a_beginning_that_failed_is_not_stored_later(autojump_clock: MockClock) -> None:
+    """Others may have begun elsewhere by then, and gone on from there."""
+    store = MemoryStore()
+    own(store, 0, 1)
+    progress = await opened(store)
+    transact = store.transact
+
+    async def fail(_ops: Sequence[Op]) -> Versions:
+        raise MetadataUnavailable("the store is away")
+
+    store.transact = fail  # type: ignore[method-assign]
+    with pytest.raises(MetadataUnavailable):
+        await progress.begin({PART: {0: place(9)}})
+    store.transact = transact  # type: ignore[method-assign]
+    await progress.read([PART, OTHER])
+    await progress.commit({OTHER: {0: place(3)}})
+    assert (await progress.read([PART]))[PART] is None
+
+
 async def test_a_row_that_changed_without_a_loss_does_not_stop_commits(
     autojump_clock: MockClock,
 ) -> None:
