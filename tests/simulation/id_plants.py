@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from lost_table import OfflineEngine
@@ -12,8 +13,10 @@ from replaced import replaced
 
 from bookie import rebuild
 from bookie.incarnations import Incarnations, Newcomer
+from bookie.rebuild import Rebuilt
 from native.engine import Engine, Recovery
 from native.frame import Code
+from native.mark import Mark
 
 
 @contextmanager
@@ -43,7 +46,12 @@ def rebuild_without_logs() -> Iterator[None]:
 @contextmanager
 def lost_table_is_no_damage() -> Iterator[None]:
     """Rebuild without the ledger table as if nothing were missing."""
-    with replaced(rebuild, "_lost_table", lambda *_: None):
+    find = rebuild._find_table
+
+    def find_table(folder: Path, former: Mark | None, done: Rebuilt) -> tuple[int, int]:
+        return find(folder, former, done) if former is None else rebuild._best_table(folder)
+
+    with replaced(rebuild, "_find_table", find_table):
         yield
 
 
