@@ -167,7 +167,7 @@ async def test_a_beginning_that_failed_is_not_stored_later(autojump_clock: MockC
     async def fail(_ops: Sequence[Op]) -> Versions:
         raise MetadataUnavailable("the store is away")
 
-    store.transact = fail  # type: ignore[method-assign]
+    store.transact = fail  # type: ignore[method-assign, assignment]
     with pytest.raises(MetadataUnavailable):
         await progress.begin({PART: {0: place(9)}})
     store.transact = transact  # type: ignore[method-assign]
