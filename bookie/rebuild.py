@@ -27,6 +27,7 @@ import errno
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -108,7 +109,7 @@ def _rebuild(config: BookieConfig, on_step: Callable[[Step], None]) -> Rebuilt:
         on_step(Step(log.path.name, log.size))
     next_log_id = max(_close_logs(config, done), former.next_log_id if former else 1)
     journal_id = _first_journal(config, journals, former, done)
-    _replay(config, _starting_mark(table, journal_id, next_log_id), done)
+    _replay(config, _starting_mark(table, journal_id, next_log_id), table, done)
     if not (done.limbo or was_in_limbo):
         leave_limbo(ledger_folder)  # the damage was in an unneeded copy
     done.limbo |= was_in_limbo
@@ -119,8 +120,7 @@ def _rebuild(config: BookieConfig, on_step: Callable[[Step], None]) -> Rebuilt:
     return done
 
 
-def _starting_mark(table: tuple[int, int], journal_id: int, next_log_id: int) -> Mark:
-    table_id, table_end = table
+def _starting_mark(table: _Table, journal_id: int, next_log_id: int) -> Mark:
     return Mark(
         journal_id=journal_id,
         journal_offset=FIRST_OFFSET,
@@ -128,8 +128,8 @@ def _starting_mark(table: tuple[int, int], journal_id: int, next_log_id: int) ->
         next_log_id=next_log_id,
         log_end=0,
         index_end=0,
-        table_end=table_end,
-        table_id=table_id,
+        table_end=table.end,
+        table_id=table.id,
     )
 
 
@@ -201,8 +201,17 @@ def _place(damage: Damage) -> DamagedPlace:
 # --- ledger table and journal ------------------------------------------------------------
 
 
-def _find_table(ledger_folder: Path, former: Mark | None, done: Rebuilt) -> tuple[int, int]:
-    """Return id and end of the table to start from; enter limbo if it is not what *former* names.
+class _Table(NamedTuple):
+    """The ledger table to start from."""
+
+    id: int
+    end: int
+    is_whole: bool
+    """it is what the last mark names"""
+
+
+def _find_table(ledger_folder: Path, former: Mark | None, done: Rebuilt) -> _Table:
+    """Return the table to start from; enter limbo if it is not what *former* names.
 
     A flush that ended in a power cut may have appended the beginning of a ledger that the journal
     does not have: then it would be given the entries of the former ledger of its id.
@@ -212,15 +221,15 @@ def _find_table(ledger_folder: Path, former: Mark | None, done: Rebuilt) -> tupl
     else:
         end = _sound_end(ledger_folder, former.table_id)
         if end >= former.table_end:
-            return former.table_id, former.table_end
+            return _Table(former.table_id, former.table_end, is_whole=True)
         lost = ledger_folder / f"{former.table_id:016x}.table"
         done.damages.append(DamagedPlace(str(lost), end))
     enter_limbo(ledger_folder, ())
     return _best_table(ledger_folder)
 
 
-def _best_table(ledger_folder: Path) -> tuple[int, int]:
-    """Return id and sound end of the table with most ledgers; of equals, the newest one.
+def _best_table(ledger_folder: Path) -> _Table:
+    """Return the table with most ledgers, to its sound end; of equals, the newest one.
 
     Two tables exist if a crash interrupted the writing of a new one, which may be incomplete.
     """
@@ -228,7 +237,7 @@ def _best_table(ledger_folder: Path) -> tuple[int, int]:
     for file in list_files(ledger_folder, "table"):
         ledgers, end = _measure_table(file.path)
         best = max(best, (ledgers, file.id, end))
-    return best[1], best[2]
+    return _Table(best[1], best[2], is_whole=False)
 
 
 def _sound_end(ledger_folder: Path, table_id: int) -> int:
@@ -273,9 +282,9 @@ def _begin_journal(config: BookieConfig) -> int:
 # --- replay --------------------------------------------------------------------------------
 
 
-def _replay(config: BookieConfig, mark: Mark, done: Rebuilt) -> None:
+def _replay(config: BookieConfig, mark: Mark, table: _Table, done: Rebuilt) -> None:
     ledger_folder = Path(config.ledger_folder)
-    engine, recovery = _open(config, ledger_folder, mark)
+    engine, recovery = _open(config, ledger_folder, mark, table_is_whole=table.is_whole)
     with engine:
         done.journal_records = recovery.replayed_records
         done.damages += [_place(damage) for damage in engine.store.take_damage()]
@@ -287,7 +296,9 @@ def _replay(config: BookieConfig, mark: Mark, done: Rebuilt) -> None:
             enter_limbo(ledger_folder, done.damages)
 
 
-def _open(config: BookieConfig, ledger_folder: Path, mark: Mark | None) -> tuple[Engine, Recovery]:
+def _open(
+    config: BookieConfig, ledger_folder: Path, mark: Mark | None, *, table_is_whole: bool = False
+) -> tuple[Engine, Recovery]:
     return Engine.open(
         journal_folder=Path(config.journal_folder),
         ledger_folder=ledger_folder,
@@ -298,6 +309,7 @@ def _open(config: BookieConfig, ledger_folder: Path, mark: Mark | None) -> tuple
         log_size_max=config.log_size_max,
         index_cache_size=config.index_cache_size,
         searches_logs=True,
+        table_is_whole=table_is_whole,
     )
 
 

@@ -61,6 +61,7 @@ typedef struct bk_connection bk_connection;
 #define BK_STATEMENTS_MAX 65536 /* ledgers of which one connection says the incarnation */
 #define BK_STATEMENTS_OWN 1024  /* so many on any connection; for more, all share what follows */
 #define BK_STATEMENT_SLOTS_MAX 4194304 /* of 24 bytes, two or four for each statement */
+#define BK_SEARCH_BESIDE_TABLE 2
 #define BK_MEMTABLE_SIZE_MIN 5246976 /* the largest record in a group of its own */
 
 typedef struct {
@@ -73,8 +74,9 @@ typedef struct {
   uint64_t log_size_max;
   uint64_t index_cache_size;
   int32_t event_fd;           /* an eventfd; written when poll has news; -1 for none */
-  uint32_t searches_logs;     /* 1: a rebuild. The ledger table may be an old one: look in logs,
-                                 too, for the incarnations of ledgers (store.h) */
+  uint32_t searches_logs;     /* not 0: a rebuild. Look in logs, too, for the incarnations of
+                                 ledgers (store.h), as the ledger table may be an old one, or
+                                 BK_SEARCH_BESIDE_TABLE: it is that of the last mark */
 } bk_engine_options;
 
 /* What opening found. */

@@ -178,12 +178,13 @@ class Engine:
         event_fd: int = -1,
         threaded: bool = True,
         searches_logs: bool = False,
+        table_is_whole: bool = False,
     ) -> tuple[Engine, Recovery]:
         """Open the folders at *mark* and replay the journal. Blocks.
 
         *searches_logs*: look in logs for the incarnations of ledgers, too, because the ledger table
-        may be an old one. That costs a read for each extent. And go on, in limbo, without the
-        header of a journal that cannot be read.
+        may be an old one, unless *table_is_whole*. That costs a read for each extent. And go on, in
+        limbo, without what the disk cannot read of a journal's header and of these incarnations.
 
         After opening without a mark (a new bookie), seal, flush and persist the mark before feeding
         any request.
@@ -208,7 +209,7 @@ class Engine:
                 "log_size_max": log_size_max,
                 "index_cache_size": index_cache_size,
                 "event_fd": event_fd,
-                "searches_logs": searches_logs,
+                "searches_logs": lib.BK_SEARCH_BESIDE_TABLE if table_is_whole else searches_logs,
             },
         )
         recovery = ffi.new("bk_recovery *")

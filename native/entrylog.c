@@ -287,8 +287,8 @@ static int append_pairs(map_pair **pairs, uint32_t *count, const bk_extent *rows
     return BK_OK;
 }
 
-/* What the log holds, read back from its index. BK_CORRUPT: the index is damaged, or
- * the disk cannot read it now. */
+/* What the log holds, read back from its index. BK_CORRUPT: the index is damaged, or the disk cannot
+ * read it now; of a copy that is -EIO, and its sources stay. */
 static int load_pairs(const bk_log_writer *w, map_pair **pairs, uint32_t *count)
 {
     char path[BK_PATH_SIZE_MAX];
@@ -299,7 +299,7 @@ static int load_pairs(const bk_log_writer *w, map_pair **pairs, uint32_t *count)
     while (result == BK_OK && (result = bk_index_scan_block(scan)) == BK_OK)
         result = append_pairs(pairs, count, scan->rows, scan->block.rows);
     bk_index_scan_close(scan);
-    if (result == -EIO)
+    if (result == -EIO && w->header.origin == w->header.log_id)
         return BK_CORRUPT;
     return result == BK_END ? BK_OK : result;
 }

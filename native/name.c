@@ -84,9 +84,9 @@ static int read_name(bk_store *store, const bk_row *row, bk_name *name)
 }
 
 /* Of the newest row that has one. A log has entries of one ledger of the id, so a name that cannot
- * be read matters unless that log has another. Then the ledger is one that nobody knows: who says
- * which it means is told nothing, and the bookie is in limbo. */
-static int newest_name(bk_store *store, const bk_row *rows, uint32_t count, bk_name *name)
+ * be read matters unless that log has another. */
+static int newest_name(bk_store *store, const bk_row *rows, uint32_t count, bk_name *name,
+                       char *unread)
 {
     const bk_row *unreadable = NULL;
     for (uint32_t i = 0; i < count; i++) {
@@ -102,14 +102,12 @@ static int newest_name(bk_store *store, const bk_row *rows, uint32_t count, bk_n
     }
     if (unreadable == NULL)
         return BK_ABSENT;
-    bk_store_note_log(store, unreadable->log->id, BK_SUFFIX_LOG, unreadable->log_offset,
-                      name->ledger_id, -1);
-    int result = bk_store_enter_limbo(store);
-    return result == BK_OK ? BK_ABSENT : result;
+    bk_log_path(store->folder, unreadable->log->id, BK_SUFFIX_LOG, unread);
+    return -EIO;
 }
 
 int bk_store_find_incarnation(bk_store *store, int64_t ledger_id, int64_t *incarnation,
-                              uint32_t *first_log)
+                              uint32_t *first_log, char *unread)
 {
     bk_row *rows = NULL;
     uint32_t count = 0;
@@ -117,7 +115,7 @@ int bk_store_find_incarnation(bk_store *store, int64_t ledger_id, int64_t *incar
     int result = take_rows(store, ledger_id, &rows, &count);
     if (result == BK_OK && count > 0) {
         qsort(rows, count, sizeof *rows, row_order);
-        result = newest_name(store, rows, count, &name);
+        result = newest_name(store, rows, count, &name, unread);
     }
     for (uint32_t i = 0; i < count; i++)
         bk_log_unpin(&store->files, rows[i].log);

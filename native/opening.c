@@ -122,6 +122,21 @@ static int list_folder(opening *o)
     return result;
 }
 
+/* Whether a rebuild, which comes first, could not read the header either: it took the log for one
+ * that is no copy of another, of which a half would replace the whole. */
+static int lacks_header(const opening *o, const found *f)
+{
+    char path[BK_PATH_SIZE_MAX];
+    bk_index_scan *scan;
+    uint32_t log_id;
+    bk_log_path(o->store->folder, f->id, BK_SUFFIX_INDEX, path);
+    if (bk_index_scan_open(path, &scan, &log_id) != BK_OK)
+        return 0;
+    int result = scan->origin == f->id;
+    bk_index_scan_close(scan);
+    return result;
+}
+
 static int load_header(const opening *o, found *f)
 {
     char path[BK_PATH_SIZE_MAX];
@@ -129,7 +144,7 @@ static int load_header(const opening *o, found *f)
     f->state = bk_log_header_load(path, &f->header, &f->size);
     if (f->state == BK_OK && f->header.log_id != f->id)
         f->state = BK_CORRUPT;
-    if (f->state != -EIO || o->mark != NULL)
+    if (f->state != -EIO || o->mark != NULL || !lacks_header(o, f))
         return f->state < 0 ? blame(o, f, BK_SUFFIX_LOG, f->state) : BK_OK;
     /* A rebuild goes on without: it is written anew. */
     f->state = BK_CORRUPT;
@@ -291,7 +306,7 @@ static int rebuild_index(opening *o, const found *f, const index_walk *walk, bk_
         header.origin = f->header.origin;
     bk_log_path(o->store->folder, f->id, BK_SUFFIX_LOG, log_path);
     bk_log_path(o->store->folder, f->id, BK_SUFFIX_INDEX, index_path);
-    int result = bk_index_rebuild_from(log_path, index_path, &header, 0, note, o->store, &entries);
+    int result = bk_index_rebuild_from(log_path, index_path, &header, note, o->store, &entries);
     /* The new index is durable. If a crash brings this file back, it is built once more. */
     return result == BK_OK ? bk_log_forget_torn(o->store->folder, f->id) : result;
 }

@@ -93,13 +93,13 @@ static int rename_durably(const char *from, const char *to)
 }
 
 int bk_index_rebuild_from(const char *log_path, const char *index_path, const bk_log_header *header,
-                          uint32_t lost, bk_damage_note note, void *context, uint64_t *entries)
+                          bk_damage_note note, void *context, uint64_t *entries)
 {
     char temporary[BK_PATH_SIZE_MAX + 8];
     bk_log_scan *scan = NULL;
     uint64_t end = header->map_offset != 0 ? header->map_offset : header->end;
     rebuild r = {.header = header, .block_start = BK_BLOCK_SIZE, .index_end = BK_BLOCK_SIZE,
-                 .ledger_id = -1, .entry_id = -1, .extents.lost = lost};
+                 .ledger_id = -1, .entry_id = -1};
     snprintf(temporary, sizeof temporary, "%s.tmp", index_path);
     int result = bk_log_scan_open_at(log_path, BK_BLOCK_SIZE, end, &scan);
     if (result != BK_OK)
@@ -137,25 +137,6 @@ static uint32_t id_of(const char *path)
     return (uint32_t)strtoul(slash != NULL ? slash + 1 : path, NULL, 16);
 }
 
-/* What a lost header said of the log's origin stands in its former index, too. */
-static uint32_t former_origin(const char *log_path)
-{
-    char path[BK_PATH_SIZE_MAX + 8];
-    uint32_t log_id, origin = id_of(log_path);
-    bk_index_scan *scan;
-    size_t size = strlen(log_path);
-    if (size < sizeof BK_SUFFIX_LOG || size >= BK_PATH_SIZE_MAX)
-        return origin;
-    snprintf(path, sizeof path, "%.*s%s", (int)(size + 1 - sizeof BK_SUFFIX_LOG), log_path,
-             BK_SUFFIX_INDEX);
-    if (bk_index_scan_open(path, &scan, &log_id) != BK_OK)
-        return origin;
-    if (log_id == origin)
-        origin = scan->origin;
-    bk_index_scan_close(scan);
-    return origin;
-}
-
 int bk_index_rebuild(const char *log_path, const char *index_path, bk_rebuilt *rebuilt)
 {
     bk_log_header header;
@@ -163,12 +144,11 @@ int bk_index_rebuild(const char *log_path, const char *index_path, bk_rebuilt *r
     *rebuilt = (bk_rebuilt){0, 0, 0};
     int result = bk_log_header_load(log_path, &header, &file_size);
     if (result == BK_CORRUPT || result == -EIO) {
-        header = (bk_log_header){.log_id = id_of(log_path), .origin = former_origin(log_path)};
+        header = (bk_log_header){.log_id = id_of(log_path), .origin = id_of(log_path)};
         rebuilt->damaged++;
     } else if (result != BK_OK) {
         return result;
     }
-    /* A copy without a header may be half done: it stands for no other log. */
-    return bk_index_rebuild_from(log_path, index_path, &header, rebuilt->damaged > 0, count_damage,
-                                 rebuilt, &rebuilt->entries);
+    return bk_index_rebuild_from(log_path, index_path, &header, count_damage, rebuilt,
+                                 &rebuilt->entries);
 }

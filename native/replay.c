@@ -71,13 +71,36 @@ static int load_table(bk_replay *replay, const bk_mark *mark)
     return result == BK_END ? 0 : result;
 }
 
+/* The disk cannot read whether a log has a later ledger of this id than the table. It may be read
+ * at the next start. A rebuild goes on: unless the table is whole, and tells, it is a ledger that
+ * nobody knows. Who says which one it means is told nothing, and the bookie is in limbo. */
+static int doubt(bk_replay *replay, bk_ledger *ledger, const char *log)
+{
+    bk_engine *engine = replay->engine;
+    if (engine->options.searches_logs == 0)
+        return blame(replay, log, -EIO);
+    if (engine->options.searches_logs == BK_SEARCH_BESIDE_TABLE && ledger->incarnation != 0)
+        return 0;
+    note(replay, log, 0);
+    int result = bk_store_enter_limbo(engine->store);
+    if (result != 0 || ledger->incarnation == 0)
+        return result;
+    bk_ledger_renew(ledger, 0, ledger->first_log);
+    return bk_engine_mark_dirty(engine, ledger);
+}
+
 /* What logs say of a ledger, if it is newer than what the table does. One whose key the table has
  * and whose incarnation it lacks came to be without. */
-static int look_in_logs(bk_engine *engine, bk_ledger *ledger)
+static int look_in_logs(bk_replay *replay, bk_ledger *ledger)
 {
+    bk_engine *engine = replay->engine;
     int64_t incarnation;
     uint32_t first_log;
-    int result = bk_store_find_incarnation(engine->store, ledger->id, &incarnation, &first_log);
+    char unread[BK_PATH_SIZE_MAX] = "";
+    int result =
+        bk_store_find_incarnation(engine->store, ledger->id, &incarnation, &first_log, unread);
+    if (result == -EIO)
+        return doubt(replay, ledger, unread);
     if (result != BK_OK)
         return result == BK_ABSENT ? 0 : result;
     int is_newer = ledger->incarnation != 0 ? first_log > ledger->first_log : !ledger->key_known;
@@ -91,8 +114,9 @@ static int look_in_logs(bk_engine *engine, bk_ledger *ledger)
 }
 
 /* Every ledger that has entries is known, with its last one. */
-static int list_store(bk_engine *engine, int searches_logs)
+static int list_store(bk_replay *replay, int searches_logs)
 {
+    bk_engine *engine = replay->engine;
     bk_ledger_usage rows[256];
     int64_t after = -1, last;
     for (;;) {
@@ -102,7 +126,7 @@ static int list_store(bk_engine *engine, int searches_logs)
             bk_ledger *ledger = bk_ledgers_make(&engine->ledgers, after);
             if (ledger == NULL)
                 return -ENOMEM;
-            int result = searches_logs ? look_in_logs(engine, ledger) : 0;
+            int result = searches_logs ? look_in_logs(replay, ledger) : 0;
             if (result != 0)
                 return result;
             if (ledger->deleted)
@@ -503,7 +527,7 @@ int bk_engine_recover(bk_engine *engine, const bk_mark *mark, bk_recovery *recov
     if (result == 0)
         result = bk_engine_open_table(engine); /* replay may flush */
     if (result == 0)
-        result = list_store(engine, fences_lost || engine->options.searches_logs);
+        result = list_store(&replay, fences_lost || engine->options.searches_logs);
     engine->replays = 1;
     if (result == 0)
         result = replay_journal(&replay, mark, last_id, last_end);

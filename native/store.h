@@ -232,11 +232,12 @@ void bk_store_forget_before(bk_store *store, int64_t ledger_id, uint32_t first_l
 /* What compaction writes before entries of the ledger, as bk_store_flush_ledger does. */
 void bk_store_set_incarnation(bk_store *store, int64_t ledger_id, int64_t incarnation,
                               uint32_t first_log);
-/* [blocks] What the INCARNATION records before the entries of a ledger say: the one with the
- * greatest first log, which is the newest. Costs a read for each extent. BK_OK; BK_ABSENT: there
- * is none; -errno. A damaged one counts as none. */
+/* [blocks] What the INCARNATION records before the entries of a ledger say: the newest of them.
+ * Costs a read for each extent. BK_OK; BK_ABSENT: there is none; -EIO: the newest may be one that
+ * the disk cannot read, in the file *unread (BK_PATH_SIZE_MAX bytes); other -errno. A damaged one
+ * counts as none. */
 int bk_store_find_incarnation(bk_store *store, int64_t ledger_id, int64_t *incarnation,
-                              uint32_t *first_log);
+                              uint32_t *first_log, char *unread);
 /* A number that is greater than the origin of every log that holds entries of the ledger,
  * forgotten ones too; 0 when there is none. */
 uint32_t bk_store_first_log(bk_store *store, int64_t ledger_id);

@@ -158,10 +158,9 @@ int bk_log_scan_open_at(const char *path, uint64_t start, uint64_t end, bk_log_s
 /* Called with each damage before the new index, which lacks that record, is in place. A result
  * other than 0 ends the rebuild. */
 typedef int (*bk_damage_note)(void *context, const char *path, uint64_t offset);
-/* [blocks] header: what is known of the log; an end of 0 means the file's end. lost: what is known
- * to be missing in it, so that the index says so. */
+/* [blocks] header: what is known of the log; an end of 0 means the file's end. */
 int bk_index_rebuild_from(const char *log_path, const char *index_path, const bk_log_header *header,
-                          uint32_t lost, bk_damage_note note, void *context, uint64_t *entries);
+                          bk_damage_note note, void *context, uint64_t *entries);
 
 /* --- directory.c ------------------------------------------------------------------- */
 

@@ -14,16 +14,18 @@ from bookie.config import BookieConfig
 from bookie.errors import BookieError
 from bookie.limbo import in_limbo
 from bookie.mark import read_mark, write_mark
-from bookie.rebuild import rebuild
+from bookie.rebuild import Step, rebuild
 from bookie.storage import Storage
+from native.digest import crc32c
 from native.engine import Engine
 from native.faults import clear_fault, plan_fault
 from native.mark import Mark
-from native.store import Store, read_head
+from native.store import LogRecord, Store, read_head, scan_log
 
 LEDGER = 3
 FLUSHED = 20
 ENTRIES = 40
+BLOCK_SIZE = 4096
 
 
 @pytest.fixture(autouse=True)
@@ -88,11 +90,11 @@ def rebuilt(config: BookieConfig) -> None:
     assert in_limbo(ledger_folder)
 
 
-def absent(config: BookieConfig) -> list[int]:
+def absent(config: BookieConfig, entries: int = ENTRIES) -> list[int]:
     """Open the folders, and return the entries that are not there."""
     bookie = Bookie(Path(config.data_folder), mark=read_mark(Path(config.ledger_folder)))
     try:
-        return [i for i in range(ENTRIES) if bookie.read(LEDGER, i)[0]]
+        return [i for i in range(entries) if bookie.read(LEDGER, i)[0]]
     finally:
         bookie.close()
 
@@ -161,3 +163,64 @@ def test_a_rebuild_ends_where_a_journal_cannot_be_synced(config: BookieConfig) -
     with pytest.raises(OSError, match="Input/output error"):
         rebuild(config, lambda _step: None)
     assert not in_limbo(Path(config.ledger_folder))
+
+
+def header(magic: bytes, log_id: int, origin: int, more: int = 0) -> bytes:
+    """Return the first block of a log, or of an index."""
+    numbers = b"".join(each.to_bytes(4, "little") for each in (1, log_id, origin))
+    fields = magic + numbers + bytes(more)
+    return (fields + crc32c(fields).to_bytes(4, "little")).ljust(BLOCK_SIZE, b"\0")
+
+
+@pytest.fixture
+def closed(tmp_path: Path) -> BookieConfig:
+    """Of a bookie whose entries are all in log 1, which is closed, and nowhere else."""
+    filled = Bookie(tmp_path)
+    filled.send(b"".join(v2.add(LEDGER, i, payload(i)) for i in range(3 * ENTRIES)))
+    filled.engine.commit()
+    filled.checkpoint()
+    filled.roll()
+    filled.close()
+    assert filled.mark is not None
+    write_mark(filled.ledger_folder, filled.mark, None)
+    return rig.settings(tmp_path)
+
+
+def unfinished_copy(config: BookieConfig, size: int) -> Path:
+    """Leave what compaction of log 1 had written when it was cut off; return the copy's log."""
+    source, copy = (Path(config.ledger_folder, f"0000000{i}.log") for i in (1, 2))
+    records = [each.offset for each in scan_log(source) if isinstance(each, LogRecord)]
+    cut = max((offset for offset in records if offset <= size), default=0)
+    whole = header(b"QUIRELOG", 2, 1, more=20) + source.read_bytes()[BLOCK_SIZE:]
+    copy.write_bytes(whole[:cut].ljust(size, b"\0"))
+    copy.with_suffix(".index").write_bytes(header(b"QUIREIDX", 2, 1))
+    return copy
+
+
+@pytest.mark.parametrize("has_mark", [True, False])
+def test_a_rebuild_takes_no_unfinished_copy_for_its_source(
+    closed: BookieConfig, *, has_mark: bool
+) -> None:
+    """A compaction was killed before the header of its copy was in the file."""
+    unfinished_copy(closed, 0)
+    if not has_mark:
+        Path(closed.ledger_folder, "lastMark").unlink()
+    rebuild(closed, lambda _step: None)
+    assert absent(closed, 3 * ENTRIES) == []
+
+
+def test_a_rebuild_takes_no_copy_for_its_source_whose_header_it_reads_no_more(
+    closed: BookieConfig,
+) -> None:
+    """The disk read it when the index was built, which says whose copy it is."""
+    copy = unfinished_copy(closed, 2 * BLOCK_SIZE)
+
+    def fail_later(step: Step) -> None:
+        if step.text == copy.name:
+            plan_fault("log_read", 1)
+
+    with pytest.raises(BookieError, match="cannot read it"):
+        rebuild(closed, fail_later)
+    clear_fault()
+    rebuild(closed, lambda _step: None)
+    assert absent(closed, 3 * ENTRIES) == []

@@ -13,7 +13,7 @@ from wire import add
 from native import frame
 from native.faults import clear_fault, plan_fault
 from native.journal import INCARNATION
-from native.store import LogRecord, rebuild_index, scan_log
+from native.store import LogRecord, scan_log
 
 COUNT = 40
 BLOCK_SIZE = 4096
@@ -146,17 +146,6 @@ def test_an_index_that_alone_tells_the_origin_gives_way_to_no_guess(
     assert [bookie.payload(1, i) for i in range(COUNT)] == [payload(i) for i in range(COUNT)]
 
 
-def test_an_index_built_anew_keeps_the_origin_that_the_former_one_tells(
-    bookie: Bookie, copy: Path
-) -> None:
-    fresh = copy.with_suffix(".rebuilt")
-    assert rebuild_index(copy, fresh).entries == COUNT
-    assert origin(fresh) == 1
-    fresh.replace(copy.with_suffix(".index"))
-    bookie.crash()
-    assert [log.origin for log in bookie.engine.store.logs()] == [1]
-
-
 def test_a_log_is_no_leftover_while_nobody_can_tell_what_is_in_it(bookie: Bookie) -> None:
     """Its header is damaged, no mark knows it, and its index cannot be read."""
     mark = bookie.mark
@@ -174,8 +163,9 @@ def test_a_log_is_no_leftover_while_nobody_can_tell_what_is_in_it(bookie: Bookie
     assert bookie.payload(1, COUNT) == payload(COUNT)
 
 
-def test_no_former_ledger_stands_in_for_one_whose_name_cannot_be_read(bookie: Bookie) -> None:
-    """The ledger table is lost, and logs say of which ledger of an id the entries are."""
+@pytest.fixture
+def new_name(bookie: Bookie) -> int:
+    """Which block of its log, from 1, says that ledger 7 is a later one of this id."""
     put(bookie, add(3, 0, bytes(2 * BLOCK_SIZE)))
     put(bookie, frame.incarnation(7, 10) + add(7, 0, b"old"))
     assert bookie.engine.renew_ledger(7, 10, 20)
@@ -187,21 +177,56 @@ def test_no_former_ledger_stands_in_for_one_whose_name_cannot_be_read(bookie: Bo
         if isinstance(each, LogRecord) and each.entry_id == INCARNATION
     )
     assert old != new
+    return new
+
+
+def lose_tables(bookie: Bookie) -> None:
     for path in bookie.ledger_folder.glob("*.table"):
         path.unlink()
-    plan_fault("log_read", new)
-    bookie.crash()
-    clear_fault()
-    assert (bookie.ledger_folder / "limbo").exists()
-    assert bookie.recovery.limbo
-    state = bookie.engine.ledger(7)
+
+
+def incarnation_of(bookie: Bookie, ledger_id: int) -> int:
+    state = bookie.engine.ledger(ledger_id)
     assert state is not None
-    assert state.incarnation == 0, "nobody knows which it is"
+    return state.incarnation
+
+
+def test_no_former_ledger_stands_in_for_one_whose_name_cannot_be_read(
+    bookie: Bookie, new_name: int
+) -> None:
+    """The ledger table is lost, and logs say of which ledger of an id the entries are."""
+    lose_tables(bookie)
+    fail_to_start(bookie, "log_read", new_name)
     bookie.crash()
-    state = bookie.engine.ledger(7)
-    assert state is not None
-    assert state.incarnation == 20
+    assert incarnation_of(bookie, 7) == 20
     assert bookie.payload(7, 0) == b"new"
+
+
+@pytest.mark.parametrize(("table", "known"), [("lost", 0), ("old", 0), ("whole", 20)])
+def test_a_rebuild_goes_on_where_a_name_cannot_be_read(
+    bookie: Bookie, new_name: int, table: str, known: int
+) -> None:
+    """Unless the table tells which ledger it is, nobody knows, and the bookie is in limbo."""
+    if table == "lost":
+        lose_tables(bookie)
+    plan_fault("log_read", new_name)
+    try:
+        bookie.crash(searches_logs=True, table_is_whole=table == "whole")
+    finally:
+        clear_fault()
+    assert incarnation_of(bookie, 7) == known
+    assert (bookie.ledger_folder / "limbo").exists() == (known == 0)
+
+
+def test_a_compaction_keeps_its_source_if_the_copy_s_index_cannot_be_read(bookie: Bookie) -> None:
+    plan_fault("index_read", 2, count=1000)
+    try:
+        with pytest.raises(OSError, match="Input/output error"):
+            bookie.engine.store.compact(1)
+    finally:
+        clear_fault()
+    assert [path.stem for path in bookie.ledger_folder.glob("*.log")] == ["00000001"]
+    assert [bookie.payload(1, i) for i in range(COUNT)] == [payload(i) for i in range(COUNT)]
 
 
 def test_a_log_with_a_name_that_can_be_read_tells_whose_entries_it_has(bookie: Bookie) -> None:
@@ -214,8 +239,7 @@ def test_a_log_with_a_name_that_can_be_read_tells_whose_entries_it_has(bookie: B
         if isinstance(each, LogRecord) and each.entry_id == INCARNATION
     ]
     assert len(names) == 3
-    for path in bookie.ledger_folder.glob("*.table"):
-        path.unlink()
+    lose_tables(bookie)
     plan_fault("log_read", names[-1])
     bookie.crash()
     clear_fault()

@@ -48,7 +48,7 @@ def lost_table_is_no_damage() -> Iterator[None]:
     """Rebuild without the ledger table as if nothing were missing."""
     find = rebuild._find_table
 
-    def find_table(folder: Path, former: Mark | None, done: Rebuilt) -> tuple[int, int]:
+    def find_table(folder: Path, former: Mark | None, done: Rebuilt) -> rebuild._Table:
         return find(folder, former, done) if former is None else rebuild._best_table(folder)
 
     with replaced(rebuild, "_find_table", find_table):

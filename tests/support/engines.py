@@ -39,7 +39,9 @@ class Bookie:
             self.checkpoint()
         self.connection = self.engine.connect(1)
 
-    def _open(self) -> tuple[Engine, Recovery]:
+    def _open(
+        self, *, searches_logs: bool = False, table_is_whole: bool = False
+    ) -> tuple[Engine, Recovery]:
         return Engine.open(
             journal_folder=self.journal_folder,
             ledger_folder=self.ledger_folder,
@@ -50,6 +52,8 @@ class Bookie:
             log_size_max=self.log_size_max,
             index_cache_size=MIB,
             threaded=self.threaded,
+            searches_logs=searches_logs,
+            table_is_whole=table_is_whole,
         )
 
     def checkpoint(self) -> None:
@@ -77,11 +81,13 @@ class Bookie:
             if not log.live:
                 self.engine.store.delete_log(log.log_id)
 
-    def crash(self) -> None:
+    def crash(self, *, searches_logs: bool = False, table_is_whole: bool = False) -> None:
         """Forget all that is not in files, and start again from the mark."""
         self.connection.close()
         self.engine.close()
-        self.engine, self.recovery = self._open()
+        self.engine, self.recovery = self._open(
+            searches_logs=searches_logs, table_is_whole=table_is_whole
+        )
         self.connection = self.engine.connect(1)
 
     def close(self) -> None:
