@@ -14,7 +14,7 @@ from bookie.config import BookieConfig
 from bookie.errors import BookieError
 from bookie.limbo import in_limbo
 from bookie.mark import read_mark, write_mark
-from bookie.rebuild import Step, rebuild
+from bookie.rebuild import rebuild
 from bookie.storage import Storage
 from native.digest import crc32c
 from native.engine import Engine
@@ -210,17 +210,22 @@ def test_a_rebuild_takes_no_unfinished_copy_for_its_source(
 
 
 def test_a_rebuild_takes_no_copy_for_its_source_whose_header_it_reads_no_more(
-    closed: BookieConfig,
+    closed: BookieConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk read it when the index was built, which says whose copy it is."""
-    copy = unfinished_copy(closed, 2 * BLOCK_SIZE)
+    open_store = Store.open
+    unfinished_copy(closed, 2 * BLOCK_SIZE)
 
-    def fail_later(step: Step) -> None:
-        if step.text == copy.name:
-            plan_fault("log_read", 1)
+    def fail_once(folder: Path, mark: Mark | None, log_size_max: int, cache_size: int) -> Store:
+        plan_fault("log_read", 1)
+        try:
+            return open_store(folder, mark, log_size_max, cache_size)
+        finally:
+            clear_fault()
 
-    with pytest.raises(BookieError, match="cannot read it"):
-        rebuild(closed, fail_later)
-    clear_fault()
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "open", fail_once)
+        with pytest.raises(BookieError, match="cannot read it"):
+            rebuild(closed, lambda _step: None)
     rebuild(closed, lambda _step: None)
     assert absent(closed, 3 * ENTRIES) == []
