@@ -66,6 +66,7 @@ struct bk_ledger {
     bk_runs halves[2];
     uint8_t key[BK_KEY_SIZE];
     uint8_t key_known, fenced, deleted, dirty, watched, lac_known;
+    uint8_t was_renewed; /* the table may tell of an earlier ledger of this id */
     uint8_t replayed; /* of a start: an entry since its last INCARNATION came from the journal */
 };
 

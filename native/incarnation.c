@@ -12,6 +12,7 @@ void bk_ledger_renew(bk_ledger *ledger, int64_t incarnation, uint32_t first_log)
 {
     ledger->incarnation = incarnation;
     ledger->first_log = first_log;
+    ledger->was_renewed = 1;
     ledger->last_entry = ledger->lac = ledger->explicit_lac = -1;
     ledger->fence_ticket = 0;
     ledger->key_known = ledger->fenced = ledger->lac_known = 0;

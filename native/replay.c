@@ -66,6 +66,8 @@ static int load_table(bk_replay *replay, const bk_mark *mark)
         note(replay, path, result == BK_CORRUPT ? record.offset : 0);
         engine->table.lost_id = engine->table.id++;
         engine->table.end = 0;
+        if (engine->options.searches_logs != 0)
+            engine->options.searches_logs = 1; /* it was whole when the rebuild looked at it */
         return BK_CORRUPT;
     }
     return result == BK_END ? 0 : result;
@@ -83,14 +85,14 @@ static int doubt(bk_replay *replay, bk_ledger *ledger, const char *log)
         return 0;
     note(replay, log, 0);
     int result = bk_store_enter_limbo(engine->store);
-    if (result != 0 || ledger->incarnation == 0)
+    if (result != 0 || (ledger->incarnation == 0 && !ledger->deleted))
         return result;
     bk_ledger_renew(ledger, 0, ledger->first_log);
     return bk_engine_mark_dirty(engine, ledger);
 }
 
 /* What logs say of a ledger, if it is newer than what the table does. One whose key the table has
- * and whose incarnation it lacks came to be without. */
+ * and whose incarnation it lacks came to be without; if it was deleted, logs tell of a later one. */
 static int look_in_logs(bk_replay *replay, bk_ledger *ledger)
 {
     bk_engine *engine = replay->engine;
@@ -103,7 +105,7 @@ static int look_in_logs(bk_replay *replay, bk_ledger *ledger)
         return doubt(replay, ledger, unread);
     if (result != BK_OK)
         return result == BK_ABSENT ? 0 : result;
-    int is_newer = ledger->incarnation != 0 ? first_log > ledger->first_log : !ledger->key_known;
+    int is_newer = ledger->incarnation != 0 ? first_log > ledger->first_log : !ledger->key_known || ledger->deleted;
     if (!is_newer)
         return 0;
     if (incarnation == ledger->incarnation)

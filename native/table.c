@@ -50,7 +50,7 @@ int bk_table_describe(bk_bytes *bytes, const bk_ledger *ledger)
 {
     uint8_t number[8], record[BK_INCARNATION_RECORD_SIZE];
     int result = 0;
-    if (ledger->incarnation != 0)
+    if (ledger->incarnation != 0 || ledger->was_renewed)
         result = add_bytes(bytes, record,
                            bk_incarnation_write(record, 0, ledger->id, ledger->incarnation,
                                                 ledger->first_log));

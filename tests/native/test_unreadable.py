@@ -6,6 +6,7 @@ import errno
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from engines import Bookie
 from wire import add
@@ -216,6 +217,39 @@ def test_a_rebuild_goes_on_where_a_name_cannot_be_read(
         clear_fault()
     assert incarnation_of(bookie, 7) == known
     assert (bookie.ledger_folder / "limbo").exists() == (known == 0)
+    for _ in range(2):
+        bookie.checkpoint()
+        bookie.crash()
+        assert incarnation_of(bookie, 7) == known
+        assert bookie.payload(7, 0) == b"new"
+
+
+@pytest.mark.parametrize("former", [10, 0])
+@pytest.mark.parametrize("is_read", [True, False])
+def test_no_former_ledger_that_was_deleted_takes_a_later_one_with_it(
+    bookie: Bookie, *, former: int, is_read: bool
+) -> None:
+    """What the ledger table says of the later one is lost, and only a log tells of it."""
+    put(bookie, (frame.incarnation(7, former) if former else b"") + add(7, 0, b"old"))
+    bookie.engine.delete_ledger(7, 1, former)
+    put(bookie, add(3, 0, bytes(2 * BLOCK_SIZE)))
+    before = bookie.mark
+    assert bookie.engine.renew_ledger(7, former, 20)
+    put(bookie, frame.incarnation(7, 20) + add(7, 0, b"new"))
+    assert before is not None
+    assert bookie.mark is not None
+    bookie.mark = msgspec.structs.replace(bookie.mark, table_end=before.table_end)
+    if not is_read:
+        plan_fault("log_read", 2)
+    try:
+        bookie.crash(searches_logs=True)
+    finally:
+        clear_fault()
+    for _ in range(3):
+        assert incarnation_of(bookie, 7) == (20 if is_read else 0)
+        assert bookie.payload(7, 0) == b"new"
+        bookie.checkpoint()
+        bookie.crash()
 
 
 def test_a_compaction_keeps_its_source_if_the_copy_s_index_cannot_be_read(bookie: Bookie) -> None:
