@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 import v2
-from ensemble import free_ports
+from daemons import free_ports
 from leases import grant
 from rig import settings
 from running import registered, running
@@ -60,7 +60,7 @@ async def test_a_copy_answers_nobody_while_it_waits(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Clients may know its address already, as that of the bookie itself."""
-    (port,) = free_ports(1)
+    port = free_ports(1)
     config = settings(tmp_path, bookie_id="b1", lease_ttl_s=0.5, port=port)
     answered: list[bytes | bytearray] = []
 

@@ -130,7 +130,7 @@ def is_running(process_id: int) -> bool:
 # Below the ports that the system gives to connections, and those that a cluster of
 # ``bookie standalone`` chooses by itself.
 _PORTS = range(10_000, 16_384)
-_PORTS_OF_A_PROCESS = 100
+_PORTS_OF_A_PROCESS = 200
 
 
 class _Ports:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from daemons import free_ports
 
 START_S = 60.0
 TICK_MS = 500
@@ -47,7 +48,8 @@ class Ensemble:
     ) -> None:
         self._folder = folder
         self._settings, self._options = settings, options
-        self.ports = free_ports(3 * count)
+        first = free_ports(3 * count)
+        self.ports = range(first, first + 3 * count)
         self.client_ports = self.ports[:count]
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._paused: set[int] = set()
@@ -174,15 +176,6 @@ class Ensemble:
                 lines.append(f"server.{peer + 1}=127.0.0.1:{quorum}:{election}")
         (folder / "zoo.cfg").write_text("\n".join(lines) + "\n")
         (folder / "log4j.properties").write_text(LOG4J)
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports of this host that nobody uses."""
-    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [peer.getsockname()[1] for peer in taken]
-    for peer in taken:
-        peer.close()
-    return ports
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.hazmat.primitives.serialization.pkcs12 import serialize_key_and_certificates
 from cryptography.x509 import load_pem_x509_certificate
-from ensemble import Ensemble, free_ports, is_installed
+from daemons import free_ports
+from ensemble import Ensemble, is_installed
 
 USER, PASSWORD = "quire", "s3cret-of-quire"
 OTHER, OTHER_PASSWORD = "other", "s3cret-of-other"
@@ -43,7 +44,7 @@ class SecuredZooKeeper:
         mine.private_key_pem.write_to_path(str(self.key))
         self.password_file = folder / "password"
         self.password_file.write_text(PASSWORD + "\n")
-        (self.secure_port,) = free_ports(1)
+        self.secure_port = free_ports(1)
         settings = [
             "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
             f"secureClientPort={self.secure_port}",
