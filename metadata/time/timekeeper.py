@@ -8,6 +8,9 @@ The window is stored in one transaction with a check of the lease ``time``, so a
 stores none. It may still have a part of its last window, though: so it looks at its lease after it
 made each timestamp, and answers only while no other bookie can lead. Its clients look, too, because
 the process may be paused between the look and the answer: the answer says how long it is valid.
+With metadata in ZooKeeper that "no other bookie can lead" means: no ensemble ends a session that it
+heard of within the session's life. An administrator who ends a bookie's by hand may see timestamps
+that go back, for the rest of a lease (2.6 s).
 """
 
 from __future__ import annotations

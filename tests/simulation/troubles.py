@@ -129,6 +129,22 @@ def _ensemble(chance: random.Random, bookies: list[str], _clients: list[str]) ->
         yield Step(0, draw_time(chance), "ensemble away", target, span_s)
 
 
+def _ensemble_that_waits(
+    chance: random.Random, bookies: list[str], clients: list[str]
+) -> Iterator[Step]:
+    """As _ensemble(), but a session ends only once nothing was heard of it for its whole life.
+
+    Timestamps rely on that: a leader is sure of its lease for a while without asking. No ensemble
+    ends a session sooner, unless somebody who has the bookie's password tells it to.
+    """
+    for step in _ensemble(chance, bookies, clients):
+        if step.kind == "session expires":
+            span_s = chance.uniform(7.0, 9.0)
+            yield Step(0, step.at_s, "ensemble away", step.target, span_s)
+        else:
+            yield step
+
+
 def _limits(chance: random.Random, bookies: list[str], _clients: list[str]) -> Iterator[Step]:
     """Bookies have small limits, and strangers come who use them up."""
     for _ in range(chance.randint(1, 3)):
@@ -237,7 +253,7 @@ _OF_TIME: dict[str, Draw] = {
     "clocks": _clocks,
     "disks": _disks,
     SQLITE: _sqlite,
-    ENSEMBLE: _ensemble,
+    ENSEMBLE: _ensemble_that_waits,
 }
 _OF_METADATA: dict[str, Draw] = {SQLITE: _sqlite, ENSEMBLE: _ensemble}
 TROUBLES = {
