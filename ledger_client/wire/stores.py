@@ -306,7 +306,8 @@ class BookieStore:
         deadline = began_at + self._timeout_s + wait_s
         failures = 0
         while True:
-            left_s = max(deadline - trio.current_time(), 0.0)
+            attempted_at = trio.current_time()
+            left_s = max(deadline - attempted_at, 0.0)
             attempt_s = ATTEMPT_S * 2.0 ** min(failures, 10) + wait_s
             try:
                 limit_s = min(left_s, attempt_s) if twice else left_s
@@ -319,7 +320,10 @@ class BookieStore:
                     self._note_wait(began_at, error.message)
                 pause_s = self._pause_s(failures)
                 until = min(deadline, began_at + REFUSED_S) if self._is_wrong else deadline
-                late = trio.current_time() + pause_s + ATTEMPT_S_MIN > until
+                now = trio.current_time()
+                # A change that is cut off before the same answer as now would be in doubt.
+                need_s = ATTEMPT_S_MIN if twice else max(ATTEMPT_S_MIN, now - attempted_at)
+                late = now + pause_s + need_s > until
                 if self._closed or late or (error.outcome_unknown and not twice):
                     raise MetadataUnavailable(
                         f"metadata: {self._name}: {error.message}",

@@ -22,13 +22,17 @@ Planning = Callable[[], Awaitable[Plan | None]]
 class Changing:
     """Deadlines and changes of one store."""
 
-    def __init__(self, connection: Connection, commits: Commits, *, timeout_s: float) -> None:
+    def __init__(
+        self, connection: Connection, commits: Commits, *, timeout_s: float, begin_s: float
+    ) -> None:
+        """A call takes *timeout_s* at most, and *begin_s* until its change is sent."""
         self._connection = connection
         self._commits = commits
         self._folders = Folders(connection)
         self.empty = EmptyFolders(connection, self._folders.drop)
         """folders that changes may have left without a node"""
         self._timeout_s = timeout_s
+        self._begin_s = begin_s
         self._lives: dict[str, int] = {}
         """as read last; a check of one that rose since is refused, and it is read again"""
 
@@ -54,13 +58,14 @@ class Changing:
         """
         until = trio.current_time() + self._timeout_s
         while True:
-            with self.deadline(until):
+            begin_until = min(until, trio.current_time() + self._begin_s)
+            with self.deadline(begin_until):
                 plan = await planning()
                 if plan is None:
                     return 0
                 plan.check_size()
                 await self._folders.ensure_above(plan.created)
-            outcome = await self._commits.make(plan, until=until)
+            outcome = await self._commits.make(plan, begin_until=begin_until, until=until)
             if isinstance(outcome, Made):
                 for counter in plan.bumped:
                     self._lives.pop(counter, None)

@@ -98,12 +98,12 @@ class Commits:
             for number in range(SLOTS):
                 nursery.start_soon(self._serve, _Slot(number))
 
-    async def make(self, plan: Plan, *, until: float) -> Made | Refused:
+    async def make(self, plan: Plan, *, begin_until: float, until: float) -> Made | Refused:
         """Make *plan*, and return its outcome; Refused: nothing was changed.
 
         Raises:
-            MetadataUnavailable: no outcome at *until*, by trio's clock. It is unknown if the plan
-                was begun.
+            MetadataUnavailable: it was not begun at *begin_until*, by trio's clock, or has no
+                outcome at *until*, which is unknown if it was begun.
         """
         mine = _Waiting(plan)
         if len(self._waiting) >= WAITING_MAX:
@@ -111,8 +111,11 @@ class Commits:
         self._waiting.append(mine)
         self._news.unpark()
         try:
-            with trio.move_on_at(until):
+            with trio.move_on_at(min(begin_until, until)):
                 await mine.settled.wait()
+            if mine.outcome is None and mine.is_begun:
+                with trio.move_on_at(until):
+                    await mine.settled.wait()
         finally:
             mine.is_abandoned = True
         outcome = mine.outcome

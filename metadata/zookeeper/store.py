@@ -85,6 +85,7 @@ class ZooKeeperStore:
         layout: Layout,
         *,
         timeout_s: float = TIMEOUT_S,
+        begin_s: float | None = None,
         clock_ms: Callable[[], int] = trio_clock_ms,
         wall_ms: Callable[[], int] = host_wall_ms,
     ) -> None:
@@ -94,6 +95,7 @@ class ZooKeeperStore:
             connection: to ZooKeeper.
             layout: where BookKeeper's nodes are.
             timeout_s: each call's deadline.
+            begin_s: how long a change may wait until it is sent; None: *timeout_s*.
             clock_ms: milliseconds of a clock that nobody can set; the clock of sessions.
             wall_ms: the wall clock, which may be set at any time.
         """
@@ -101,7 +103,12 @@ class ZooKeeperStore:
         self._connection = connection
         self._log = ChangeLog(connection)
         self._commits = Commits(connection, self._log)
-        self._changing = Changing(connection, self._commits, timeout_s=timeout_s)
+        self._changing = Changing(
+            connection,
+            self._commits,
+            timeout_s=timeout_s,
+            begin_s=timeout_s if begin_s is None else begin_s,
+        )
         self._counters = Counters(connection)
         self._keys = Keys(connection, layout, self._log, self._changing.empty)
         self._time = StoreTime(connection, clock_ms=clock_ms, wall_ms=wall_ms)
@@ -341,6 +348,7 @@ async def open_zookeeper_store(
     *,
     create: bool = False,
     timeout_s: float = TIMEOUT_S,
+    begin_s: float | None = None,
     session_s: float = SESSION_S,
     clock_ms: Callable[[], int] = trio_clock_ms,
     wall_ms: Callable[[], int] = host_wall_ms,
@@ -351,6 +359,7 @@ async def open_zookeeper_store(
         url: see url.py.
         create: make a cluster at a path that does not exist or is empty.
         timeout_s: each call's deadline.
+        begin_s: as ZooKeeperStore.
         session_s: life of the ZooKeeper session.
         clock_ms: as ZooKeeperStore.
         wall_ms: as ZooKeeperStore.
@@ -374,7 +383,12 @@ async def open_zookeeper_store(
                 f"{connection.name}: no ZooKeeper answers in {timeout_s:g} s{reason}"
             )
         store = ZooKeeperStore(
-            connection, layout, timeout_s=timeout_s, clock_ms=clock_ms, wall_ms=wall_ms
+            connection,
+            layout,
+            timeout_s=timeout_s,
+            begin_s=begin_s,
+            clock_ms=clock_ms,
+            wall_ms=wall_ms,
         )
         async with serving(store):
             yield store
