@@ -32,6 +32,7 @@ def test_format_by_force_deletes_entries_and_keeps_the_name(command: Command, da
         (data / "x" / folder / "cookie.json").rename(data / folder / "cookie.json")
     (data / "ledgers" / "00000001.torn").touch()  # a page of this index was damaged
     (data / "ledgers" / "00000001.rebuilt").touch()  # and its successor was not finished
+    (data / "ledgers" / f"{1:016x}.table.unread").touch()  # a start could not read this table
     before = read_cookie(data / "journal")
     told = command("format", "--data", data, "--force", "--yes", "--json")
     assert told.code == Exit.DONE, told.err
