@@ -292,12 +292,16 @@ class TopicFeed:
         return found
 
     def drop(self, partitions: Collection[int]) -> None:
-        """Read these partitions no longer."""
+        """Read these partitions no longer; none of them is paused any more."""
+        self.stop(partitions)
+        self._merged.resume(partitions)
+
+    def stop(self, partitions: Collection[int]) -> None:
+        """Read these partitions no longer, until they are added again."""
         self._partitions[:] = [each for each in self._partitions if each not in partitions]
         if self._ticks is not None:
             self._ticks.held -= {*partitions}
         self._merged.drop(partitions)
-        self._merged.resume(partitions)
 
     @property
     def is_over(self) -> bool:

@@ -21,8 +21,9 @@ from ledger_client.groups.arrivals import Arrivals
 from ledger_client.groups.commits import Commits
 from ledger_client.groups.lapses import Lapses, beyond
 from ledger_client.groups.options import TopicPartition
-from ledger_client.groups.partitions import Partitions, Revocation
+from ledger_client.groups.partitions import Partitions
 from ledger_client.groups.progress import Progress, by_part, is_begin, position_in
+from ledger_client.groups.telling import Revocation
 from ledger_client.groups.turns import EVENTS, Turns, as_events
 from ledger_client.topics.messages import (
     CollectionPaused,
@@ -315,7 +316,7 @@ class InOrder:
 
     async def commit(self, what: Message | Sequence[LanePlace] | None) -> None:
         """Store the group's progress. Raises as GroupConsumer.commit()."""
-        revoking = self._partitions.revoking()
+        revoking = self._partitions.telling.revoking()
         places = self._named(what, revoking)
         refused: set[Part] = set()
         try:
@@ -330,7 +331,7 @@ class InOrder:
 
     def commit_nowait(self, what: Message | Sequence[LanePlace] | None) -> None:
         """Store the group's progress soon. Raises BadGroup, CommitRefused."""
-        revoking = self._partitions.revoking()
+        revoking = self._partitions.telling.revoking()
         places, untold = self._named(what, revoking), self._untold(what, revoking)
         self._commits.start(places, explicit=_is_explicit(what))
         self._raise_refused(untold, revoking)

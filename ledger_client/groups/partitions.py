@@ -12,25 +12,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
-from contextvars import ContextVar
 from functools import partial
 from typing import Protocol, TypeVar
 
 import trio
 
-from ledger_client.errors import (
-    BadGroup,
-    CommitRefused,
-    LedgerError,
-    MemberRemoved,
-    NoSuchTopic,
-)
+from ledger_client.errors import BadGroup, CommitRefused, LedgerError, NoSuchTopic
 from ledger_client.groups.beginnings import Beginnings
 from ledger_client.groups.deletions import Deletions
 from ledger_client.groups.feed import FoundLanes, OpenTicks, TopicFeed
-from ledger_client.groups.options import ConsumedLane, ConsumerOptions, OnParts, TopicPartition
+from ledger_client.groups.options import ConsumedLane, ConsumerOptions, TopicPartition
 from ledger_client.groups.progress import Progress
 from ledger_client.groups.slots import Units
+from ledger_client.groups.telling import Revocation, Telling
 from ledger_client.groups.topic_search import TopicSearch
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.positions import EARLIEST, Places, Position
@@ -48,6 +42,8 @@ NAMES_KEPT = 1000
 """How many names of topics are kept, for errors; those of topics that are read in any case."""
 FINISH_PART = 0.8
 """Of revoke_s, for the application and its on_revoked to be done."""
+BEGIN_PART = 0.4
+"""Of revoke_s, until on_revoked is called; while another handler runs then, it is called later."""
 COMMIT_PART = 0.95
 """Of revoke_s, until what was consumed is committed."""
 _log = logging.getLogger(__name__)
@@ -85,26 +81,6 @@ class Holder(Protocol):
 
     def forget(self, parts: set[Part]) -> None:
         """Forget what the application has of *parts*: others have them by now."""
-
-
-class Revocation:
-    """A call of on_revoked, by which the calls that it makes are known."""
-
-    def __init__(self, owner: object, names: Mapping[Part, TopicPartition]) -> None:
-        self.owner: object = owner
-        """`None` once it has returned"""
-        self.names = names
-        self.parts = set(names)
-        self.lapsed: Set[Part] = set()
-        """those whose messages come again elsewhere: it was called too late, or took too long"""
-        self.is_told = False
-        """it was called, or there was nothing to tell"""
-        self.is_cut_off = False
-        """it took too long"""
-
-
-_revocation: ContextVar[Revocation | None] = ContextVar("_revocation", default=None)
-"""the one that the caller is in, whatever thread it runs in"""
 
 
 class Partitions:
@@ -160,12 +136,9 @@ class Partitions:
         """set as there is a newer row"""
         self._turn = trio.Lock()
         """held while partitions are given up: nothing begins in between"""
-        self._telling = trio.Lock()
-        """held while the application is told of partitions"""
-        self._told: set[Part] = set()
-        """what it was told that it has"""
         self._going: set[Part] = set()
         """what is being given up"""
+        self.telling = Telling(options)
         self.deletions = Deletions(context, uids, self.feeds, nursery, on_arrival)
         self._context = context
         self._options = options
@@ -176,6 +149,11 @@ class Partitions:
         self._on_arrival = on_arrival
         self._on_failure = on_failure
         self._open_ticks = open_ticks
+
+    @property
+    def _kept(self) -> set[Part]:
+        """What is active, and is not being given up."""
+        return self.active - self._going
 
     async def apply(self, row: MemberRecord | None, holder: Holder) -> None:
         """Read what the row says, from now on; `None` if the member is none any more.
@@ -276,9 +254,10 @@ class Partitions:
     def _move(self, starts: Mapping[Part, Places], lanes: Mapping[int, FoundLanes]) -> None:
         for part in starts:
             self._restarted.pop(part, None)
+        here = self._kept
+        kept = {part: places for part, places in starts.items() if part in here}
         for uid in lanes.keys() & self.feeds.keys():
-            of_topic = {p: places for p, places in starts.items() if p.topic == uid}
-            moved = {p.partition: places for p, places in of_topic.items() if p in self.active}
+            moved = {p.partition: places for p, places in kept.items() if p.topic == uid}
             self.feeds[uid].move(moved, lanes[uid])
 
     def begin_again(self, starts: Mapping[Part, Places]) -> None:
@@ -343,33 +322,32 @@ class Partitions:
             chosen.setdefault(part.topic, set()).add(self.partition(part))
         return chosen
 
-    def revoking(self) -> Revocation | None:
-        """Return the call of on_revoked by which the caller is called, if it is."""
-        revocation = _revocation.get()
-        return revocation if revocation and revocation.owner is self else None
-
     async def _give_up(self, gone: set[Part], holder: Holder, *, is_lost: bool) -> None:
         """Hand out nothing more of these partitions, and commit them while that is possible."""
         self._going = gone
         holder.withhold(gone)
-        told = Revocation(self, {part: name for part in gone for name in self.named([part])})
+        self._stop_beginning(gone)
+        told = self.telling.revocation({part: name for part in gone for name in self.named([part])})
         busy = holder.at_work() & gone if is_lost else await self._finish(told, holder)
         told.lapsed = holder.lapse(gone, gone if told.is_cut_off else busy or set())
-        self.drop(gone)  # seek() may have had them read again
-        for part in gone:
-            self._restarted.pop(part, None)
+        self.drop(gone)
+        self._stop_beginning(gone)  # seek() may have announced them again
         self.active -= gone
         self.begun -= gone
         if busy is not None:
             with trio.move_on_after(self._options.revoke_s):
-                await self._tell_revoked(told)
+                await self.telling.revoked(told)
         if not told.is_told:  # another handler is not done, and others are to be given up in time
-            self._nursery.start_soon(self._tell_revoked, told)
+            self._nursery.start_soon(self.telling.revoked, told)
         self._progress.forget(gone)
         holder.forget(gone)
         self._going = set()
         for uid in {part.topic for part in gone}:
             self._close_feed(uid)
+
+    def _stop_beginning(self, gone: set[Part]) -> None:
+        for part in gone:
+            self._restarted.pop(part, None)
 
     async def _finish(self, told: Revocation, holder: Holder) -> set[Part] | None:
         """Let the application be done with these partitions, and commit them.
@@ -382,13 +360,13 @@ class Partitions:
         with trio.move_on_at(begun_at + revoke_s * FINISH_PART) as limit:
             await holder.finish(gone)
             is_done = True
-            await self._tell_revoked(told)
+            await self.telling.revoked(told, begin_by=begun_at + revoke_s * BEGIN_PART)
         told.is_cut_off = told.is_told and limit.cancelled_caught
         if told.is_cut_off:
             _log.warning(
-                "on_revoked was cut off after %g s (%g of revoke_s); the rest comes again",
-                revoke_s * FINISH_PART,
+                "on_revoked was cut off, as %g of revoke_s was over (%g s); the rest comes again",
                 FINISH_PART,
+                revoke_s * FINISH_PART,
             )
         busy = None if is_done else holder.at_work() & gone
         with trio.move_on_at(begun_at + revoke_s * COMMIT_PART):
@@ -398,26 +376,6 @@ class Partitions:
             else:
                 await self._progress.settle()  # what the application commits just now counts
         return busy
-
-    async def _tell_revoked(self, told: Revocation) -> None:
-        """Call on_revoked with what the application was told that it has, for revoke_s at most."""
-        token = _revocation.set(told)
-        try:
-            async with self._telling:
-                told.is_told = True
-                known = self._told & told.parts
-                self._told -= known
-                named = sorted({told.names[part] for part in known})
-                with trio.move_on_after(self._options.revoke_s) as limit:
-                    await _tell(self._options.on_revoked if named else None, named)
-                if limit.cancelled_caught:
-                    _log.warning("on_revoked was cut off after %g s", self._options.revoke_s)
-        except (CommitRefused, MemberRemoved) as failure:  # it cannot know that it is too late
-            _log.warning("on_revoked: %s", failure)
-        finally:
-            _revocation.reset(token)
-        # One that was cut off is not over: a thread goes on, and what it commits is still its own.
-        told.owner = None
 
     def end(self, topic: TopicRecord) -> None:
         """Read a topic no longer that was deleted. Its partitions go with the next row."""
@@ -491,25 +449,14 @@ class Partitions:
             self.active.update(begun)
         if begun:
             self.has_begun = True
-            async with self._telling:
-                await self._tell_assigned(begun.keys() & self.active)
-            self.begun.update(begun.keys() & self.active)
+            await self.telling.assigned(lambda: begun.keys() & self._kept, self.named)
+            self.begun.update(begun.keys() & self._kept)
             left_alone = self._announced(begun)  # else the application moved it, or it went
             await holder.read(left_alone)
             for part in self._announced(left_alone):
                 del self._restarted[part]
             self._on_arrival()
         return None
-
-    async def _tell_assigned(self, parts: Set[Part]) -> None:
-        """Call on_assigned, unless all of *parts* went before it could be called."""
-        if not parts:
-            return
-        self._told |= parts
-        try:
-            await _tell(self._options.on_assigned, self.named(parts))
-        except (CommitRefused, MemberRemoved) as failure:  # it cannot know that they are going
-            _log.warning("on_assigned: %s", failure)
 
     async def _until_done(self, work: Callable[[], Awaitable[T]]) -> T:
         """Return what *work* returns; try again while it fails for a reason that may pass."""
@@ -572,11 +519,3 @@ def _named(parts: Iterable[TopicPartition]) -> set[TopicPartition]:
     if not all(isinstance(each, TopicPartition) for each in named):
         raise TypeError(f"these are no partitions as assignment() returns them: {parts!r:.80}")
     return set(named)
-
-
-async def _tell(function: OnParts | None, parts: Sequence[TopicPartition]) -> None:
-    """Call a function of the application, which may be an async one."""
-    if function is not None:
-        result = function(parts)
-        if result is not None:
-            await result

@@ -26,7 +26,10 @@ class TopicSource(Protocol):
         """Read these partitions, too. Raises LedgerError."""
 
     def drop(self, partitions: Collection[int]) -> None:
-        """Read these partitions no longer."""
+        """Read these partitions no longer; none of them is paused any more."""
+
+    def stop(self, partitions: Collection[int]) -> None:
+        """Read these partitions no longer, until they are added again."""
 
     async def read(self, partition: int, lane: int, begin: Place, end: Place) -> list[MessageRange]:
         """Return the messages that are there between two places. Raises LedgerError."""

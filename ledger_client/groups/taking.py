@@ -169,7 +169,7 @@ class Taking:
                 feed = self._partitions.feeds.get(uid)
                 if feed is None:
                     continue  # it went meanwhile
-                feed.drop({partition})
+                feed.stop({partition})  # on_assigned may have paused it
                 # Not before: what is read of other slots may be far ahead of those that begin.
                 for part in here & self._begun.keys():
                     self._heads[part] = dict(self._begun.pop(part))

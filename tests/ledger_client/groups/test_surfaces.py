@@ -146,7 +146,7 @@ def test_on_revoked_is_known_by_the_calls_that_it_makes(is_async: bool) -> None:
     seen: list[object] = []
 
     def revoking(consumer: AioGroupConsumer | BlockingGroupConsumer) -> object:
-        return consumer._call_sync(consumer._inner._partitions.revoking)
+        return consumer._call_sync(consumer._inner._partitions.telling.revoking)
 
     async def in_loop(client: AioClient) -> None:
         async def revoked(_: Sequence[TopicPartition]) -> None:
@@ -162,7 +162,7 @@ def test_on_revoked_is_known_by_the_calls_that_it_makes(is_async: bool) -> None:
             assert revoking(consumer) is None
 
     async def asked(inner: GroupConsumer) -> object:
-        return inner._partitions.revoking()
+        return inner._partitions.telling.revoking()
 
     def in_thread(client: BlockingClient) -> None:
         def revoked(_: Sequence[TopicPartition]) -> None:
