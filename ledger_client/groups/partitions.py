@@ -240,7 +240,10 @@ class Partitions:
             self.feeds[uid].drop({part.partition for part in gone if part.topic == uid})
 
     async def move(self, starts: Mapping[Part, Places]) -> None:
-        """Go on from other places in these partitions. Raises LedgerError; then nothing changed."""
+        """Go on from other places in these partitions, but for those that are being given up.
+
+        Raises LedgerError; then nothing changed.
+        """
         self._move(starts, await self._lanes(starts))
 
     async def _lanes(self, starts: Mapping[Part, Places]) -> dict[int, FoundLanes]:
@@ -261,7 +264,12 @@ class Partitions:
             self.feeds[uid].move(moved, lanes[uid])
 
     def begin_again(self, starts: Mapping[Part, Places]) -> None:
-        """Go on from other places in these partitions, once their lanes can be looked up."""
+        """Go on from other places in these partitions, once their lanes can be looked up.
+
+        Those that are being given up are left out.
+        """
+        here = self._kept
+        starts = {part: places for part, places in starts.items() if part in here}
         self.drop(starts)
         self._hold(starts)
         self._restarted.update(starts)
@@ -326,12 +334,11 @@ class Partitions:
         """Hand out nothing more of these partitions, and commit them while that is possible."""
         self._going = gone
         holder.withhold(gone)
-        self._stop_beginning(gone)
+        for part in gone:
+            self._restarted.pop(part, None)
         told = self.telling.revocation({part: name for part in gone for name in self.named([part])})
         busy = holder.at_work() & gone if is_lost else await self._finish(told, holder)
         told.lapsed = holder.lapse(gone, gone if told.is_cut_off else busy or set())
-        self.drop(gone)
-        self._stop_beginning(gone)  # seek() may have announced them again
         self.active -= gone
         self.begun -= gone
         if busy is not None:
@@ -344,10 +351,6 @@ class Partitions:
         self._going = set()
         for uid in {part.topic for part in gone}:
             self._close_feed(uid)
-
-    def _stop_beginning(self, gone: set[Part]) -> None:
-        for part in gone:
-            self._restarted.pop(part, None)
 
     async def _finish(self, told: Revocation, holder: Holder) -> set[Part] | None:
         """Let the application be done with these partitions, and commit them.
