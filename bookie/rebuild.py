@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,6 +48,7 @@ from native.store import Damage, Store, rebuild_index, scan_log
 FIRST_OFFSET = 4096
 _LEDGERS_PAGE = 1000
 _RECORD_HEADER_SIZE = 8
+_CHUNK_SIZE = 1 << 20
 
 
 class Rebuilt(msgspec.Struct):
@@ -113,6 +115,7 @@ def _rebuild(config: BookieConfig, on_step: Callable[[Step], None]) -> Rebuilt:
     if not (done.limbo or was_in_limbo):
         leave_limbo(ledger_folder)  # the damage was in an unneeded copy
     done.limbo |= was_in_limbo
+    _keep_unread(ledger_folder, table, done)
     assert done.mark is not None
     write_mark(ledger_folder, done.mark, None)
     drop_mark_aside(ledger_folder)
@@ -208,6 +211,8 @@ class _Table(NamedTuple):
     end: int
     is_whole: bool
     """it is what the last mark names"""
+    source: Path | None = None
+    """the file that has more than its sound part, of which this is a copy"""
 
 
 def _find_table(ledger_folder: Path, former: Mark | None, done: Rebuilt) -> _Table:
@@ -231,13 +236,42 @@ def _find_table(ledger_folder: Path, former: Mark | None, done: Rebuilt) -> _Tab
 def _best_table(ledger_folder: Path) -> _Table:
     """Return the table with most ledgers, to its sound end; of equals, the newest one.
 
-    Two tables exist if a crash interrupted the writing of a new one, which may be incomplete.
+    Two tables exist if a crash interrupted the writing of a new one, which may be incomplete. What
+    goes on is a copy where a file has more: the disk may be able to read that another time.
     """
-    best = (0, 0, 0)
+    best, last_id = (0, 0, 0), 0
     for file in list_files(ledger_folder, "table"):
         ledgers, end = _measure_table(file.path)
         best = max(best, (ledgers, file.id, end))
-    return _Table(best[1], best[2], is_whole=False)
+        last_id = max(last_id, file.id)
+    _, table_id, end = best
+    source = find_file(ledger_folder, "table", table_id)
+    if source is None or source.size <= end:
+        return _Table(table_id, end, is_whole=False)
+    _copy(source.path, end, ledger_folder / f"{last_id + 1:016x}.table")
+    return _Table(last_id + 1, end, is_whole=False, source=source.path)
+
+
+def _copy(source: Path, end: int, target: Path) -> None:
+    with source.open("rb") as old, target.open("xb") as new:
+        while chunk := old.read(min(_CHUNK_SIZE, end - new.tell())):
+            new.write(chunk)
+        new.flush()
+        os.fsync(new.fileno())
+    sync_folder(target.parent)
+
+
+def _keep_unread(ledger_folder: Path, table: _Table, done: Rebuilt) -> None:
+    """Put a table aside that was not read to its end, before the mark names another one."""
+    assert done.mark is not None
+    named = ledger_folder / f"{table.id:016x}.table"
+    is_lost = done.mark.table_id != table.id and any(
+        place.file == str(named) for place in done.damages
+    )
+    lost = named if is_lost else table.source
+    if lost is not None and lost.exists():
+        lost.rename(f"{lost}.unread")
+        sync_folder(ledger_folder)
 
 
 def _sound_end(ledger_folder: Path, table_id: int) -> int:

@@ -10,6 +10,7 @@ import rig
 import v2
 from engines import Bookie
 
+import bookie.rebuild
 from bookie.config import BookieConfig
 from bookie.errors import BookieError
 from bookie.limbo import in_limbo
@@ -26,6 +27,7 @@ LEDGER = 3
 FLUSHED = 20
 ENTRIES = 40
 BLOCK_SIZE = 4096
+TABLE_LEDGERS = 200
 
 
 @pytest.fixture(autouse=True)
@@ -229,3 +231,62 @@ def test_a_rebuild_takes_no_copy_for_its_source_whose_header_it_reads_no_more(
             rebuild(closed, lambda _step: None)
     rebuild(closed, lambda _step: None)
     assert absent(closed, 3 * ENTRIES) == []
+
+
+@pytest.fixture
+def long_table(tmp_path: Path) -> BookieConfig:
+    """Of a bookie with a ledger table of several blocks."""
+    filled = Bookie(tmp_path)
+    filled.send(b"".join(v2.add(each, 0, payload(each)) for each in range(TABLE_LEDGERS)))
+    filled.engine.commit()
+    filled.checkpoint()
+    filled.close()
+    assert filled.mark is not None
+    write_mark(filled.ledger_folder, filled.mark, None)
+    return rig.settings(tmp_path)
+
+
+@pytest.mark.parametrize("step", ["_find_table", "_replay"])
+def test_a_rebuild_keeps_the_ledger_table_of_which_it_reads_only_a_part(
+    long_table: BookieConfig, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Whether it looks for the table, or reads one that was whole when it looked."""
+    folder = Path(long_table.ledger_folder)
+    table = named(folder, "*.table")
+    before = table.read_bytes()
+    assert len(before) > 2 * BLOCK_SIZE
+    work = getattr(bookie.rebuild, step)
+
+    def fail(*arguments: object) -> object:
+        plan_fault("table_read", 2)
+        return work(*arguments)
+
+    monkeypatch.setattr(bookie.rebuild, step, fail)
+    assert rebuild(long_table, lambda _step: None).limbo
+    clear_fault()
+    assert table.with_name(f"{table.name}.unread").read_bytes() == before
+    assert not table.exists()
+    mark = read_mark(folder)
+    assert mark is not None
+    assert named(folder, "*.table").name == f"{mark.table_id:016x}.table"
+    clear_fault()
+    assert rebuild(long_table, lambda _step: None).ledgers == TABLE_LEDGERS
+
+
+def test_a_rebuild_that_is_cut_short_takes_nothing_from_the_ledger_table(
+    long_table: BookieConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk reads all of it the next time."""
+    folder = Path(long_table.ledger_folder)
+    table = named(folder, "*.table")
+    before = table.read_bytes()
+    plan_fault("table_read", 2)
+    monkeypatch.setattr("bookie.rebuild.write_mark", cut_off)
+    monkeypatch.setattr("bookie.rebuild._keep_unread", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        rebuild(long_table, lambda _step: None)
+    clear_fault()
+    monkeypatch.undo()
+    assert table.read_bytes() == before
+    assert rebuild(long_table, lambda _step: None).ledgers == TABLE_LEDGERS
+    assert not list(folder.glob("*.unread"))
