@@ -496,7 +496,11 @@ async def open_consumer(
         consumer = GroupConsumer(
             context, options, subscribed, beats, nursery, open_dead, open_ticks
         )
-        await consumer._open()
+        try:
+            await consumer._open()
+        except trio.Cancelled:
+            await consumer._close(is_done=False)  # it may have become a member
+            raise
         is_done = False
         try:
             yield consumer

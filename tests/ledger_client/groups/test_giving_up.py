@@ -266,3 +266,21 @@ async def test_a_partition_that_a_handler_paused_takes_no_room_of_others(
             assert {each.topic for each in found} == {"shop/two"}
             one.resume()
             assert {each.topic for each in await one.poll(wait_s=5)} == {ORDERS}
+
+
+async def test_a_consumer_that_is_cancelled_while_it_joins_is_no_member_afterwards(
+    autojump_clock: MockClock,
+) -> None:
+    async with shop() as (cluster, client):
+        now_ms = cluster.store.now_ms
+
+        async def slowly() -> int:
+            opening.cancel()
+            return await now_ms()
+
+        with trio.CancelScope() as opening:
+            cluster.store.now_ms = slowly  # type: ignore[method-assign]
+            async with client.consumer(ORDERS, group="billing", session_s=60):
+                pytest.fail("it was cancelled")
+        await trio.sleep(10)
+        assert (await client.groups.describe("billing")).members == []
