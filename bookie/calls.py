@@ -56,6 +56,7 @@ from metadata.store import (
     Delete,
     MetadataStore,
     Put,
+    send_within_s,
 )
 from metadata.time.calls import NewestTick, TimeRequest
 from metadata.time.timekeeper import Timekeeper
@@ -90,6 +91,11 @@ _LONG = (calls.CollectGarbage, calls.ScrubNow)
 _HOLDS_LATER = (*_LONG, calls.AwaitHints, calls.AwaitLedgers)
 _THREADS_MAX = 4
 _LOOKERS_MAX = 1  # they read in Python, so a second one would only slow the loop down
+SEND_S = 3.0
+"""A client's change that waits so long for the metadata store is given up, unsent.
+
+The client waits for 10 s in all, so it can ask another bookie.
+"""
 _QUICK_S = 10.0
 _FLUSH_S = 60.0
 _UPKEEP_S = 24 * 3600.0  # compaction is throttled and may take hours
@@ -124,10 +130,13 @@ class MetadataCalls:
 
         WatchSince takes up to its wait_ms, so answer each request in its own task.
         """
+        token = send_within_s.set(SEND_S)
         try:
             return await self._handlers[type(request)](request)
         except MetadataError as error:
             return failure_of(error)
+        finally:
+            send_within_s.reset(token)
 
     async def _get(self, request: calls.Get) -> MetadataReply:
         found = await self._store.get(request.key)

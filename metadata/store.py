@@ -43,8 +43,10 @@ been made, or may be made later.
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from contextvars import ContextVar
 from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -54,6 +56,11 @@ from metadata.errors import MetadataBroken, MetadataError
 from metadata.watch import Changes as Changes, Watches
 
 T = TypeVar("T")
+send_within_s: ContextVar[float] = ContextVar("send_within_s", default=math.inf)
+"""How long a call may wait for a connection before its change is sent.
+
+A bookie sets it for the calls of clients, who can ask another bookie.
+"""
 ABSENT = 0
 """The version of a key that does not exist."""
 KEY_SIZE_MAX = 512

@@ -31,15 +31,13 @@ async def open_store(
     drivers: Mapping[str, Driver] | None = None,
     create: bool = False,
     timeout_s: float | None = None,
-    begin_s: float | None = None,
 ) -> AsyncIterator[MetadataStore]:
     """Open the store that *url* names, and close it at the end of the context.
 
     A SQLite file is created if it does not exist; its folder must exist. A path in ZooKeeper
     becomes a store with *create* only, and if it does not exist or is empty. *drivers* open the
     URLs of other schemes: ledger_client.wire.stores has the one that calls bookies. *timeout_s* is
-    the deadline of each call to ZooKeeper, by default store.py's; *begin_s* is that for sending a
-    change.
+    the deadline of each call to ZooKeeper, by default store.py's.
 
     Raises:
         BadAddress: no driver takes this URL.
@@ -52,17 +50,13 @@ async def open_store(
         async with driver(url) as store:
             yield store
         return
-    async with open_movable(url, create=create, timeout_s=timeout_s, begin_s=begin_s) as store:
+    async with open_movable(url, create=create, timeout_s=timeout_s) as store:
         yield store
 
 
 @asynccontextmanager
 async def open_movable(
-    url: str,
-    *,
-    create: bool = False,
-    timeout_s: float | None = None,
-    begin_s: float | None = None,
+    url: str, *, create: bool = False, timeout_s: float | None = None
 ) -> AsyncIterator[MovableStore]:
     """Open the store that *url* names itself, not through bookies. Raises as open_store()."""
     if is_zookeeper_url(url):
@@ -70,9 +64,7 @@ async def open_movable(
         from metadata.zookeeper.store import TIMEOUT_S, open_zookeeper_store
 
         limit_s = TIMEOUT_S if timeout_s is None else timeout_s
-        async with open_zookeeper_store(
-            url, create=create, timeout_s=limit_s, begin_s=begin_s
-        ) as cluster:
+        async with open_zookeeper_store(url, create=create, timeout_s=limit_s) as cluster:
             yield cluster
         return
     store = await SqliteStore.open(_path(url))

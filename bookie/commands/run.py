@@ -16,6 +16,7 @@ import trio
 
 from bookie.commands import options, parent
 from bookie.commands.output import announce
+from bookie.commands.stores import open_store
 from bookie.config import BookieConfig
 from bookie.cookie_file import is_new
 from bookie.daemon import Ready, check_place, run_bookie, wait_until_alone
@@ -24,13 +25,8 @@ from bookie.lock import hold_folders
 from bookie.security import scheme_of
 from metadata.outcome import Exit
 from metadata.store import MetadataStore
-from metadata.urls import check_url, open_store
+from metadata.urls import check_url
 
-BEGIN_S = 3.0
-"""How long a change waits for ZooKeeper before it is sent.
-
-A bookie that is cut off says so then, and the client asks another one: it waits for 10 s in all.
-"""
 _log = logging.getLogger("bookie")
 
 
@@ -105,7 +101,7 @@ async def _serve(config: BookieConfig, as_json: bool) -> None:
         create = await is_new(config)
         address = await check_place(config) if create else ""
         async with (
-            open_store(config.metadata, create=create, begin_s=BEGIN_S) as store,
+            open_store(config.metadata, create=create) as store,
             trio.open_nursery() as nursery,
         ):
             if create:

@@ -270,7 +270,8 @@ class Partitions:
         """
         here = self._kept
         starts = {part: places for part, places in starts.items() if part in here}
-        self.drop(starts)
+        for uid in {part.topic for part in starts}:
+            self.feeds[uid].stop({part.partition for part in starts if part.topic == uid})
         self._hold(starts)
         self._restarted.update(starts)
         for uid in sorted({part.topic for part in starts}):
@@ -341,6 +342,7 @@ class Partitions:
         told.lapsed = holder.lapse(gone, gone if told.is_cut_off else busy or set())
         self.active -= gone
         self.begun -= gone
+        self._unpause(gone)
         if busy is not None:
             with trio.move_on_after(self._options.revoke_s):
                 await self.telling.revoked(told)
@@ -351,6 +353,12 @@ class Partitions:
         self._going = set()
         for uid in {part.topic for part in gone}:
             self._close_feed(uid)
+
+    def _unpause(self, gone: set[Part]) -> None:
+        """Let partitions that come back not be paused any more, whenever they were."""
+        for uid in {part.topic for part in gone}:
+            kept = {self.partition(part) for part in self.active if part.topic == uid}
+            self.feeds[uid].resume({self.partition(p) for p in gone if p.topic == uid} - kept)
 
     async def _finish(self, told: Revocation, holder: Holder) -> set[Part] | None:
         """Let the application be done with these partitions, and commit them.

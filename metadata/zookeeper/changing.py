@@ -11,6 +11,7 @@ from metadata.errors import MetadataBroken, MetadataUnavailable
 from metadata.zookeeper import paths
 from metadata.zookeeper.commits import Commits, Made
 from metadata.zookeeper.folders import Folders
+from metadata.zookeeper.patience import Patience
 from metadata.zookeeper.plan import Plan
 from metadata.zookeeper.sweeping import EmptyFolders
 from metadata.zookeeper.znodes import Connection, Reason
@@ -23,16 +24,15 @@ class Changing:
     """Deadlines and changes of one store."""
 
     def __init__(
-        self, connection: Connection, commits: Commits, *, timeout_s: float, begin_s: float
+        self, connection: Connection, commits: Commits, patience: Patience, *, timeout_s: float
     ) -> None:
-        """A call takes *timeout_s* at most, and *begin_s* until its change is sent."""
         self._connection = connection
+        self._patience = patience
         self._commits = commits
         self._folders = Folders(connection)
         self.empty = EmptyFolders(connection, self._folders.drop)
         """folders that changes may have left without a node"""
         self._timeout_s = timeout_s
-        self._begin_s = begin_s
         self._lives: dict[str, int] = {}
         """as read last; a check of one that rose since is refused, and it is read again"""
 
@@ -42,11 +42,12 @@ class Changing:
         now = trio.current_time()
         if until is None:
             until = now + self._timeout_s
-        with trio.move_on_at(until) as scope:
+        with self._patience.scope(until) as scope:
             yield
         if scope.cancelled_caught:
+            waited_s = trio.current_time() - now
             raise MetadataUnavailable(
-                f"{self._connection.name}: ZooKeeper did not answer in {until - now:.3g} s"
+                f"{self._connection.name}: ZooKeeper did not answer in {waited_s:.3g} s"
             )
 
     async def make(self, planning: Planning) -> int:
@@ -58,14 +59,13 @@ class Changing:
         """
         until = trio.current_time() + self._timeout_s
         while True:
-            begin_until = min(until, trio.current_time() + self._begin_s)
-            with self.deadline(begin_until):
+            with self.deadline(until):
                 plan = await planning()
                 if plan is None:
                     return 0
                 plan.check_size()
                 await self._folders.ensure_above(plan.created)
-            outcome = await self._commits.make(plan, begin_until=begin_until, until=until)
+            outcome = await self._commits.make(plan, until=until)
             if isinstance(outcome, Made):
                 for counter in plan.bumped:
                     self._lives.pop(counter, None)

@@ -31,6 +31,7 @@ import trio
 from metadata.errors import MetadataBroken, MetadataError, MetadataUnavailable
 from metadata.zookeeper import paths
 from metadata.zookeeper.changelog import ChangeLog
+from metadata.zookeeper.patience import Patience
 from metadata.zookeeper.plan import SIZE_MAX, Plan
 from metadata.zookeeper.znodes import Connection, Create, Op, Reason, Refused, Set, Stat
 
@@ -86,9 +87,10 @@ class _Slot:
 class Commits:
     """The multis of one store. run() makes them."""
 
-    def __init__(self, connection: Connection, log: ChangeLog) -> None:
+    def __init__(self, connection: Connection, log: ChangeLog, patience: Patience) -> None:
         self._connection = connection
         self._log = log
+        self._patience = patience
         self._waiting: deque[_Waiting] = deque()
         self._news = trio.lowlevel.ParkingLot()
 
@@ -98,12 +100,12 @@ class Commits:
             for number in range(SLOTS):
                 nursery.start_soon(self._serve, _Slot(number))
 
-    async def make(self, plan: Plan, *, begin_until: float, until: float) -> Made | Refused:
+    async def make(self, plan: Plan, *, until: float) -> Made | Refused:
         """Make *plan*, and return its outcome; Refused: nothing was changed.
 
         Raises:
-            MetadataUnavailable: it was not begun at *begin_until*, by trio's clock, or has no
-                outcome at *until*, which is unknown if it was begun.
+            MetadataUnavailable: no outcome at *until*, by trio's clock, or patience.py ended the
+                wait. It is unknown if the plan was begun.
         """
         mine = _Waiting(plan)
         if len(self._waiting) >= WAITING_MAX:
@@ -111,11 +113,8 @@ class Commits:
         self._waiting.append(mine)
         self._news.unpark()
         try:
-            with trio.move_on_at(min(begin_until, until)):
+            with self._patience.scope(until, lambda: mine.is_begun):
                 await mine.settled.wait()
-            if mine.outcome is None and mine.is_begun:
-                with trio.move_on_at(until):
-                    await mine.settled.wait()
         finally:
             mine.is_abandoned = True
         outcome = mine.outcome

@@ -55,6 +55,7 @@ from metadata.zookeeper.founding import find_cluster
 from metadata.zookeeper.keys import Keys
 from metadata.zookeeper.layout import Layout
 from metadata.zookeeper.leases import LeaseNodes
+from metadata.zookeeper.patience import Patience
 from metadata.zookeeper.plan import Plan, Reading, Transaction
 from metadata.zookeeper.sessions import Sessions
 from metadata.zookeeper.store_clock import StoreTime
@@ -85,7 +86,6 @@ class ZooKeeperStore:
         layout: Layout,
         *,
         timeout_s: float = TIMEOUT_S,
-        begin_s: float | None = None,
         clock_ms: Callable[[], int] = trio_clock_ms,
         wall_ms: Callable[[], int] = host_wall_ms,
     ) -> None:
@@ -95,20 +95,15 @@ class ZooKeeperStore:
             connection: to ZooKeeper.
             layout: where BookKeeper's nodes are.
             timeout_s: each call's deadline.
-            begin_s: how long a change may wait until it is sent; None: *timeout_s*.
             clock_ms: milliseconds of a clock that nobody can set; the clock of sessions.
             wall_ms: the wall clock, which may be set at any time.
         """
         self.watches = Watches(PollSource(self))
         self._connection = connection
         self._log = ChangeLog(connection)
-        self._commits = Commits(connection, self._log)
-        self._changing = Changing(
-            connection,
-            self._commits,
-            timeout_s=timeout_s,
-            begin_s=timeout_s if begin_s is None else begin_s,
-        )
+        self._patience = Patience(connection)
+        self._commits = Commits(connection, self._log, self._patience)
+        self._changing = Changing(connection, self._commits, self._patience, timeout_s=timeout_s)
         self._counters = Counters(connection)
         self._keys = Keys(connection, layout, self._log, self._changing.empty)
         self._time = StoreTime(connection, clock_ms=clock_ms, wall_ms=wall_ms)
@@ -135,6 +130,7 @@ class ZooKeeperStore:
     async def run(self) -> None:
         """Serve the store's calls until cancelled."""
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._patience.run)
             nursery.start_soon(self._commits.run)
             nursery.start_soon(self._log.run)
             nursery.start_soon(self._sessions.run)
@@ -348,7 +344,6 @@ async def open_zookeeper_store(
     *,
     create: bool = False,
     timeout_s: float = TIMEOUT_S,
-    begin_s: float | None = None,
     session_s: float = SESSION_S,
     clock_ms: Callable[[], int] = trio_clock_ms,
     wall_ms: Callable[[], int] = host_wall_ms,
@@ -359,7 +354,6 @@ async def open_zookeeper_store(
         url: see url.py.
         create: make a cluster at a path that does not exist or is empty.
         timeout_s: each call's deadline.
-        begin_s: as ZooKeeperStore.
         session_s: life of the ZooKeeper session.
         clock_ms: as ZooKeeperStore.
         wall_ms: as ZooKeeperStore.
@@ -383,12 +377,7 @@ async def open_zookeeper_store(
                 f"{connection.name}: no ZooKeeper answers in {timeout_s:g} s{reason}"
             )
         store = ZooKeeperStore(
-            connection,
-            layout,
-            timeout_s=timeout_s,
-            begin_s=begin_s,
-            clock_ms=clock_ms,
-            wall_ms=wall_ms,
+            connection, layout, timeout_s=timeout_s, clock_ms=clock_ms, wall_ms=wall_ms
         )
         async with serving(store):
             yield store

@@ -284,3 +284,55 @@ async def test_a_consumer_that_is_cancelled_while_it_joins_is_no_member_afterwar
                 pytest.fail("it was cancelled")
         await trio.sleep(10)
         assert (await client.groups.describe("billing")).members == []
+
+
+@pytest.mark.parametrize("mode", ["exclusive", "shared", "key-shared"])
+async def test_what_was_paused_while_it_went_is_not_paused_when_it_comes_back(
+    autojump_clock: MockClock, mode: str
+) -> None:
+    async def poll(seconds: int) -> list[Message]:
+        found: list[Message] = []
+        for _ in range(seconds):
+            batch = await one.poll(wait_s=1)
+            if mode != "exclusive" and batch:
+                await one.ack(batch)
+            found += batch
+        return found
+
+    async with (
+        shop(2) as (cluster, client),
+        cluster.client() as theirs,
+        client.consumer(
+            ORDERS,
+            group="billing",
+            mode=mode,  # type: ignore[arg-type]
+            start="earliest",
+            on_revoked=lambda _parts: one.pause(),
+        ) as one,
+    ):
+        await poll(5)
+        async with theirs.consumer(
+            ORDERS,
+            group="billing",
+            mode=mode,  # type: ignore[arg-type]
+            start="earliest",
+        ):
+            await poll(10)
+            one.resume(one.assignment())
+        await poll(20)
+        await send(client, 0, 40)
+        assert sorted(int(each.value or b"") for each in await poll(20)) == list(range(40))
+
+
+async def test_what_is_taken_back_stays_paused(autojump_clock: MockClock) -> None:
+    async with (
+        shop(1) as (_, client),
+        client.consumer(ORDERS, group="billing", start="earliest") as one,
+    ):
+        await send(client, 0, 10)
+        assert len(await one.poll(wait_s=5, messages_max=2)) == 2
+        one.pause()
+        one.take_back()
+        assert await one.poll(wait_s=5) == []
+        one.resume()
+        assert len(await one.poll(wait_s=5)) == 10
