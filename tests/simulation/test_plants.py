@@ -46,7 +46,7 @@ SHOWN_AT = {
     "read_on_when_revoked": 13,
     "forget_members": 28,
     "answer_after_the_term": 8,
-    "lose_acks_when_a_hole_closes": 6,
+    "lose_acks_when_a_hole_closes": 49,
     "forget_counts_of_the_lost": 0,
     "give_slots_on_in_hand": 37,
     "pass_those_that_come_again": 6,
