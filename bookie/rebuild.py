@@ -33,7 +33,7 @@ from typing import NamedTuple
 import msgspec
 
 from bookie.config import BookieConfig
-from bookie.durable import sync_folder
+from bookie.durable import open_private, sync_folder
 from bookie.errors import BookieError, unreadable
 from bookie.inspection.files import DataFile, find_file, list_files
 from bookie.limbo import enter_limbo, in_limbo, leave_limbo
@@ -106,16 +106,17 @@ def _rebuild(config: BookieConfig, on_step: Callable[[Step], None]) -> Rebuilt:
     was_in_limbo = in_limbo(ledger_folder)
     former = put_mark_aside(ledger_folder)
     table = _find_table(ledger_folder, former, done)
-    for log in logs:
-        _rebuild_index(log, former, done)
-        on_step(Step(log.path.name, log.size))
-    next_log_id = max(_close_logs(config, done), former.next_log_id if former else 1)
-    journal_id = _first_journal(config, journals, former, done)
-    _replay(config, _starting_mark(table, journal_id, next_log_id), table, done)
+    with _only_if_it_succeeds(table):
+        for log in logs:
+            _rebuild_index(log, former, done)
+            on_step(Step(log.path.name, log.size))
+        next_log_id = max(_close_logs(config, done), former.next_log_id if former else 1)
+        journal_id = _first_journal(config, journals, former, done)
+        _replay(config, _starting_mark(table, journal_id, next_log_id), table, done)
     if not (done.limbo or was_in_limbo):
         leave_limbo(ledger_folder)  # the damage was in an unneeded copy
     done.limbo |= was_in_limbo
-    _keep_unread(ledger_folder, table, done)
+    _leave_others(ledger_folder, done)
     assert done.mark is not None
     write_mark(ledger_folder, done.mark, None)
     drop_mark_aside(ledger_folder)
@@ -211,8 +212,8 @@ class _Table(NamedTuple):
     end: int
     is_whole: bool
     """it is what the last mark names"""
-    source: Path | None = None
-    """the file that has more than its sound part, of which this is a copy"""
+    copy: Path | None = None
+    """its file, if this rebuild made it, of a part of another one"""
 
 
 def _find_table(ledger_folder: Path, former: Mark | None, done: Rebuilt) -> _Table:
@@ -248,30 +249,48 @@ def _best_table(ledger_folder: Path) -> _Table:
     source = find_file(ledger_folder, "table", table_id)
     if source is None or source.size <= end:
         return _Table(table_id, end, is_whole=False)
-    _copy(source.path, end, ledger_folder / f"{last_id + 1:016x}.table")
-    return _Table(last_id + 1, end, is_whole=False, source=source.path)
+    copy = ledger_folder / f"{last_id + 1:016x}.table"
+    _copy(source.path, end, copy)
+    return _Table(last_id + 1, end, is_whole=False, copy=copy)
 
 
 def _copy(source: Path, end: int, target: Path) -> None:
-    with source.open("rb") as old, target.open("xb") as new:
-        while chunk := old.read(min(_CHUNK_SIZE, end - new.tell())):
-            new.write(chunk)
-        new.flush()
-        os.fsync(new.fileno())
+    """Copy the first *end* bytes; *target* is whole once it is there."""
+    part = target.with_name(f"{target.name}.part")
+    try:
+        with source.open("rb") as old, open(part, "wb", opener=open_private) as new:
+            while chunk := old.read(min(_CHUNK_SIZE, end - new.tell())):
+                new.write(chunk)
+            new.flush()
+            os.fsync(new.fileno())
+        part.rename(target)
+    finally:
+        part.unlink(missing_ok=True)
     sync_folder(target.parent)
 
 
-def _keep_unread(ledger_folder: Path, table: _Table, done: Rebuilt) -> None:
-    """Put a table aside that was not read to its end, before the mark names another one."""
+@contextlib.contextmanager
+def _only_if_it_succeeds(table: _Table) -> Iterator[None]:
+    """Remove a copy of a ledger table after a failure: the next rebuild may read more of it."""
+    try:
+        yield
+    except BaseException:
+        if table.copy is not None:
+            table.copy.unlink(missing_ok=True)
+        raise
+
+
+def _leave_others(ledger_folder: Path, done: Rebuilt) -> None:
+    """Let the table that the mark is to name be the only one; keep others that may have more."""
     assert done.mark is not None
-    named = ledger_folder / f"{table.id:016x}.table"
-    is_lost = done.mark.table_id != table.id and any(
-        place.file == str(named) for place in done.damages
-    )
-    lost = named if is_lost else table.source
-    if lost is not None and lost.exists():
-        lost.rename(f"{lost}.unread")
-        sync_folder(ledger_folder)
+    for file in list_files(ledger_folder, "table"):
+        if file.id == done.mark.table_id:
+            continue
+        if done.limbo:
+            file.path.rename(f"{file.path}.unread")
+        else:
+            file.path.unlink()
+    sync_folder(ledger_folder)
 
 
 def _sound_end(ledger_folder: Path, table_id: int) -> int:

@@ -20,7 +20,7 @@ from metadata.records import cookie_key
 from metadata.store import MetadataStore
 
 _DATA = re.compile(
-    r"[0-9a-f]{16}\.(journal|spare|table|table\.unread)"
+    r"[0-9a-f]{16}\.(journal|spare|table|table\.unread|table\.part)"
     r"|[0-9a-f]{8}\.(log|index|index\.tmp|rebuilt|torn|dead)"
     r"|(lastMark|cookie\.json)\.new"
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -273,20 +275,53 @@ def test_a_rebuild_keeps_the_ledger_table_of_which_it_reads_only_a_part(
     assert rebuild(long_table, lambda _step: None).ledgers == TABLE_LEDGERS
 
 
+@pytest.mark.parametrize("step", ["_replay", "_leave_others", "write_mark"])
+@pytest.mark.parametrize("is_read", [True, False])
 def test_a_rebuild_that_is_cut_short_takes_nothing_from_the_ledger_table(
-    long_table: BookieConfig, monkeypatch: pytest.MonkeyPatch
+    long_table: BookieConfig, monkeypatch: pytest.MonkeyPatch, step: str, is_read: bool
 ) -> None:
-    """The disk reads all of it the next time."""
+    """Whether or not the disk reads all of it the next time."""
     folder = Path(long_table.ledger_folder)
     table = named(folder, "*.table")
     before = table.read_bytes()
     plan_fault("table_read", 2)
-    monkeypatch.setattr("bookie.rebuild.write_mark", cut_off)
-    monkeypatch.setattr("bookie.rebuild._keep_unread", cut_off)
+    monkeypatch.setattr(bookie.rebuild, step, cut_off)
     with pytest.raises(KeyboardInterrupt):
         rebuild(long_table, lambda _step: None)
-    clear_fault()
     monkeypatch.undo()
-    assert table.read_bytes() == before
-    assert rebuild(long_table, lambda _step: None).ledgers == TABLE_LEDGERS
-    assert not list(folder.glob("*.unread"))
+    if is_read:
+        clear_fault()
+    rebuild(long_table, lambda _step: None)
+    mark = read_mark(folder)
+    assert mark is not None
+    kept = [each for each in folder.glob("*.table*") if each.read_bytes()[: len(before)] == before]
+    assert kept
+    if is_read and step != "write_mark":
+        assert named(folder, "*.table") == table
+        assert f"{mark.table_id:016x}.table" == table.name
+    else:
+        assert kept == [table.with_name(f"{table.name}.unread")]
+
+
+def test_a_copy_of_a_ledger_table_that_is_cut_short_is_none(
+    long_table: BookieConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full, say: the ledgers that it has are as many as those of its source."""
+    folder = Path(long_table.ledger_folder)
+    table = named(folder, "*.table")
+    plan_fault("table_read", 2)
+    fsync = os.fsync
+
+    def fail(descriptor: int) -> None:
+        if list(folder.glob("*.part")):
+            cut_off()
+        fsync(descriptor)
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(KeyboardInterrupt):
+        rebuild(long_table, lambda _step: None)
+    monkeypatch.undo()
+    assert named(folder, "*.table*") == table
+    assert stat.S_IMODE(table.stat().st_mode) == 0o600
+    rebuild(long_table, lambda _step: None)
+    assert stat.S_IMODE(named(folder, "*.table").stat().st_mode) == 0o600
