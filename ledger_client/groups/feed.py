@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 import trio
 
 from ledger_client.background import Background
 from ledger_client.errors import BadTopic, Gap, LedgerError, lane_text
+from ledger_client.groups.sources import Kept
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.messages import MergedBatch, MessageRange
 from ledger_client.topics.positions import EARLIEST, LanePlace, LaneRef, Place, Places, Position
@@ -260,7 +260,7 @@ class TopicFeed:
             self._watch.look_again()
         self._on_arrival()
 
-    async def read(self, partition: int, lane: int, begin: Place, end: Place) -> list[MessageRange]:
+    async def read(self, partition: int, lane: int, begin: Place, end: Place) -> Kept:
         """Return the messages that are there between two places of a lane.
 
         Raises:
@@ -275,6 +275,7 @@ class TopicFeed:
             notify=lambda: arrived.set(),
         )
         found: list[MessageRange] = []
+        gap: Gap | None = None
         known = [each for each in await lanes.lanes_of(0) if each.lane.lane == lane]
         if not known:
             reason = f"there is no lane {lane} in partition {partition}"
@@ -284,12 +285,14 @@ class TopicFeed:
             nursery.start_soon(cursor.run)
             while not cursor.ended:
                 arrived = trio.Event()
-                with suppress(Gap):
+                try:
                     while (here := cursor.peek()) is not None:
                         found.append(cursor.take(here))
                     if not cursor.ended:
                         await arrived.wait()
-        return found
+                except Gap as removed:
+                    gap = gap or removed
+        return Kept(found, gap)
 
     def drop(self, partitions: Collection[int]) -> None:
         """Read these partitions no longer; none of them is paused any more."""

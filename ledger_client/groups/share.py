@@ -157,6 +157,10 @@ class Share:
             at = self.states.find(state, at + 1)
         return found
 
+    def misses_some(self) -> bool:
+        """True if messages that are not done are not there."""
+        return any(self.messages[index] is None for index in self.in_state(State.READY))
+
     def note_delivery(self, index: int) -> None:
         """Count one more delivery of a message; it must be stored before the message goes out."""
         self.tries[index] = self.count(index) + 1

@@ -21,7 +21,7 @@ from itertools import count
 import trio
 
 from ledger_client.background import OneTaker
-from ledger_client.errors import CommitRefused, LedgerError
+from ledger_client.errors import CommitRefused, Gap, LedgerError
 from ledger_client.figures import ConsumeFigures
 from ledger_client.groups.acknowledging import GONE, Saver
 from ledger_client.groups.arrivals import Arrivals, Awaited
@@ -33,6 +33,7 @@ from ledger_client.groups.share_rows import ShareRows
 from ledger_client.groups.sharing import Sharing
 from ledger_client.groups.sources import DeadSender, OpenDead, PartSource
 from ledger_client.groups.taking import Taking
+from ledger_client.message_id import MessageId
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.messages import Message, decoding
 from ledger_client.topics.positions import Places
@@ -111,6 +112,8 @@ class Shared:
         )
         self._due: deque[tuple[Share, int]] = deque()
         """messages to deliver again, which have to be counted first"""
+        self._gaps: dict[tuple[str, int, int], MessageId | None] = {}
+        """by topic, partition and lane, the message after the last gap"""
         self._paused_due: list[tuple[Share, int]] = []
         """those of paused partitions"""
         self._later: list[tuple[float, int, Share, int]] = []
@@ -367,6 +370,19 @@ class Shared:
         return self._figures.consuming(self._options.group, message.topic)
 
     # --- shares come and go --------------------------------------------------------------
+
+    def miss(self, gap: Gap) -> None:
+        """Count a gap, and let the application's next call raise it, unless it skips gaps.
+
+        One gap is told of once, though many shares lie in it.
+        """
+        lane = (gap.topic, gap.partition, gap.lane)
+        if lane in self._gaps and self._gaps[lane] == gap.first:
+            return
+        self._gaps[lane] = gap.first
+        self._figures.reading(gap.topic).gaps += 1
+        if self._options.on_gap == "raise":
+            self._taking.fail(gap)
 
     def receive(self, share: Share) -> None:
         """Hand out the messages of a share that this member has by now."""

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import msgspec
 import trio
 
-from ledger_client.errors import BadTopic, LedgerError, MetadataUnavailable, NoSuchTopic
+from ledger_client.errors import BadTopic, Gap, LedgerError, MetadataUnavailable, NoSuchTopic
 from ledger_client.groups.arrivals import Arrivals, Awaited
 from ledger_client.groups.holdings import Holdings
 from ledger_client.groups.options import ConsumerOptions
@@ -24,8 +24,7 @@ from ledger_client.groups.passing import Keeper, Passing
 from ledger_client.groups.share import Share, State, done_bits, new_name
 from ledger_client.groups.share_rows import ShareRows
 from ledger_client.groups.slots import Units
-from ledger_client.groups.sources import PartSource
-from ledger_client.topics.messages import MessageRange
+from ledger_client.groups.sources import Kept, PartSource
 from metadata.errors import MetadataError
 from metadata.groups.assignment import Part
 from metadata.groups.rows import Wanted, matches, members_prefix
@@ -64,7 +63,7 @@ HANDED_OVER = 0.6
 """Of the time to finish what is revoked."""
 _log = logging.getLogger(__name__)
 Work = Callable[[], Awaitable[None]]
-Fetched: TypeAlias = dict[str, list[MessageRange]]
+Fetched: TypeAlias = dict[str, Kept]
 """Messages of shares that were read ahead, by key."""
 
 
@@ -73,6 +72,9 @@ class Receiver(Keeper, Protocol):
 
     def receive(self, share: Share) -> None:
         """Hand out the messages of a share."""
+
+    def miss(self, gap: Gap) -> None:
+        """Tell of messages that were removed before anybody was done with them."""
 
     def due(self) -> list[tuple[Share, int]]:
         """Return the messages that are to be delivered again."""
@@ -302,7 +304,7 @@ class Sharing:
                     nursery.start_soon(fetch, orphan)
         return fetched
 
-    async def _read(self, record: ShareRecord) -> list[MessageRange]:
+    async def _read(self, record: ShareRecord) -> Kept:
         """Return the messages of the entries of a share. Raises LedgerError."""
         feed = await self._partitions.feed(record.topic)
         share = Share(record, "", is_blind=False)
@@ -346,7 +348,8 @@ class Sharing:
             share.deliveries, share.is_blind = 1, True
         if item[0] not in fetched:
             fetched[item[0]] = await self._read(record)
-        share.fill(fetched[item[0]])
+        kept = fetched[item[0]]
+        share.fill(kept.ranges)
         rest, theirs = self._rest(share, slots, is_own=is_own)
         if rest is not None and not share.left and not is_ours:
             self._slots_of[item[0]] = theirs
@@ -362,6 +365,8 @@ class Sharing:
                 return False
             # Not before: what others changed meanwhile is looked at again.
             self._slots_of |= {item[0]: theirs} if rest is not None else {}
+            if kept.gap is not None and share.misses_some():
+                self._receiver.miss(kept.gap)
             self._receiver.receive(share)
             self._holdings.precede(share, share.in_state(State.READY))
         return True

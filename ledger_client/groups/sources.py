@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from ledger_client.errors import CommitRefused
+from ledger_client.errors import CommitRefused, Gap
 from ledger_client.groups.options import TopicPartition
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.messages import MergedBatch, Message, MessageRange
 from ledger_client.topics.positions import Place, Places
 from metadata.groups.assignment import Part
 from metadata.topics import TopicRecord
+
+
+class Kept(NamedTuple):
+    """What is left of the messages between two places of a lane."""
+
+    ranges: list[MessageRange]
+    gap: Gap | None
+    """the first one, if some were removed"""
 
 
 class TopicSource(Protocol):
@@ -31,7 +39,7 @@ class TopicSource(Protocol):
     def stop(self, partitions: Collection[int]) -> None:
         """Read these partitions no longer, until they are added again."""
 
-    async def read(self, partition: int, lane: int, begin: Place, end: Place) -> list[MessageRange]:
+    async def read(self, partition: int, lane: int, begin: Place, end: Place) -> Kept:
         """Return the messages that are there between two places. Raises LedgerError."""
 
 

@@ -265,7 +265,7 @@ class Taking:
                 self._partitions.end(feed.topic)
                 batch = None
             except LedgerError as failure:
-                self._fail(failure)
+                self.fail(failure)
                 break
             if batch is None:
                 silent += 1
@@ -339,11 +339,11 @@ class Taking:
             except MetadataUnavailable:
                 continue
             except LedgerError as failure:
-                self._fail(failure)
+                self.fail(failure)
                 continue
             return
 
-    def _fail(self, failure: LedgerError) -> None:
+    def fail(self, failure: LedgerError) -> None:
         """Let the application's next call raise *failure*."""
         self._failure = failure
         self._on_failure()

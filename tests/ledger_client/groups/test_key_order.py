@@ -18,8 +18,8 @@ from ledger_client.groups.options import TopicPartition
 from ledger_client.groups.share import Share, messages_left
 from ledger_client.groups.sharing import Fetched, Orphan
 from ledger_client.groups.slots import Units
+from ledger_client.groups.sources import Kept
 from ledger_client.message_id import MessageId
-from ledger_client.topics.messages import MessageRange
 from metadata.groups.assignment import Part
 from metadata.groups.rows import member_key
 from metadata.groups.shares import FREE, SHARES, ShareRecord, decode_share, holder_of
@@ -518,7 +518,7 @@ async def test_what_others_are_to_take_over_is_read_once(autojump_clock: MockClo
         consumer._partitions.parts = {part for part in every if units.slot(part) != slot}
         read, count = sharing._read, list[int]()
 
-        async def read_and_count(record: ShareRecord) -> list[MessageRange]:
+        async def read_and_count(record: ShareRecord) -> Kept:
             count.append(record.entry)
             return await read(record)
 
