@@ -106,13 +106,12 @@ def _rebuild(config: BookieConfig, on_step: Callable[[Step], None]) -> Rebuilt:
     was_in_limbo = in_limbo(ledger_folder)
     former = put_mark_aside(ledger_folder)
     table = _find_table(ledger_folder, former, done)
-    with _only_if_it_succeeds(table):
-        for log in logs:
-            _rebuild_index(log, former, done)
-            on_step(Step(log.path.name, log.size))
-        next_log_id = max(_close_logs(config, done), former.next_log_id if former else 1)
-        journal_id = _first_journal(config, journals, former, done)
-        _replay(config, _starting_mark(table, journal_id, next_log_id), table, done)
+    for log in logs:
+        _rebuild_index(log, former, done)
+        on_step(Step(log.path.name, log.size))
+    next_log_id = max(_close_logs(config, done), former.next_log_id if former else 1)
+    journal_id = _first_journal(config, journals, former, done)
+    _replay(config, _starting_mark(table, journal_id, next_log_id), table, done)
     if not (done.limbo or was_in_limbo):
         leave_limbo(ledger_folder)  # the damage was in an unneeded copy
     done.limbo |= was_in_limbo
@@ -212,8 +211,6 @@ class _Table(NamedTuple):
     end: int
     is_whole: bool
     """it is what the last mark names"""
-    copy: Path | None = None
-    """its file, if this rebuild made it, of a part of another one"""
 
 
 def _find_table(ledger_folder: Path, former: Mark | None, done: Rebuilt) -> _Table:
@@ -249,9 +246,8 @@ def _best_table(ledger_folder: Path) -> _Table:
     source = find_file(ledger_folder, "table", table_id)
     if source is None or source.size <= end:
         return _Table(table_id, end, is_whole=False)
-    copy = ledger_folder / f"{last_id + 1:016x}.table"
-    _copy(source.path, end, copy)
-    return _Table(last_id + 1, end, is_whole=False, copy=copy)
+    _copy(source.path, end, ledger_folder / f"{last_id + 1:016x}.table")
+    return _Table(last_id + 1, end, is_whole=False)
 
 
 def _copy(source: Path, end: int, target: Path) -> None:
@@ -267,17 +263,6 @@ def _copy(source: Path, end: int, target: Path) -> None:
     finally:
         part.unlink(missing_ok=True)
     sync_folder(target.parent)
-
-
-@contextlib.contextmanager
-def _only_if_it_succeeds(table: _Table) -> Iterator[None]:
-    """Remove a copy of a ledger table after a failure: the next rebuild may read more of it."""
-    try:
-        yield
-    except BaseException:
-        if table.copy is not None:
-            table.copy.unlink(missing_ok=True)
-        raise
 
 
 def _leave_others(ledger_folder: Path, done: Rebuilt) -> None:
