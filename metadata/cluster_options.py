@@ -22,8 +22,8 @@ FC = TypeVar("FC", bound=Callable[..., Any] | click.Command)
 TEXT = (
     "One or more bookies of the cluster: bookie://HOST:PORT[,HOST:PORT...]; with a login, "
     "bookie://USER:PASSWORD@HOST:PORT; over TLS, bookie+tls://...?ca=FILE. Or its ZooKeeper, where "
-    "that can be reached: zk://HOST:PORT[,...]/path. QUIRE_CLUSTER sets it too. A profile keeps "
-    "the password from other users of this host."
+    "that can be reached: zk://HOST:PORT[,...]/path, or zk+tls://. QUIRE_CLUSTER sets it too. "
+    "A profile keeps the password from other users of this host."
 )
 _PROFILE = "metadata.cluster_options.profile"
 _CLUSTER = "metadata.cluster_options.cluster"

@@ -83,9 +83,11 @@ def metadata() -> None:
     \b
     To move: stop all bookies and clients, then
       bookie metadata export house.jsonl --metadata sqlite:///data/metadata.db
-      bookie metadata import house.jsonl --metadata URL-OF-THE-NEW-STORE
-      bookie metadata check --metadata URL-OF-THE-NEW-STORE
+      bookie metadata import house.jsonl --metadata zk://HOST:2181/quire
+      bookie metadata check --metadata zk://HOST:2181/quire
     and start the bookies with the new URL. Their folders stay as they are.
+
+    The same way leads from ZooKeeper back to a SQLite file.
     """  # noqa: D301 - the backslash keeps lines
 
 

@@ -35,7 +35,9 @@ data_folder = click.option("--data", "data_folder", metavar="DIR", help="The boo
 metadata = click.option(
     "--metadata",
     metavar="URL",
-    help="Store of the ledger records: sqlite:///absolute/path or zk://HOST:PORT[,...]/path.",
+    help="Store of the ledger records: sqlite:///absolute/path or zk://HOST:PORT[,...]/path; with "
+    "a login, zk://USER@HOST:PORT/path?password-file=FILE or QUIRE_ZOOKEEPER_PASSWORD; over TLS, "
+    "zk+tls://...&ca=FILE.",
 )
 bookie_id = click.option(
     "--bookie-id", metavar="NAME", help="Its permanent name. [default: the name in its cookie]"

@@ -69,7 +69,8 @@ def run(
 
     \b
     A single bookie:      bookie run --data /var/lib/quire
-    One of a cluster:     bookie run --data DIR --metadata sqlite:///shared/metadata.db
+    Of many, one host:    bookie run --data DIR --metadata sqlite:///shared/metadata.db
+    Of many hosts:        bookie run --data DIR --host ADDRESS --metadata zk://HOST:2181/quire
     Three on a laptop:    bookie standalone --data DIR
 
     Prints "ready bookie://HOST:PORT" once it serves; logs go to standard error. A stop

@@ -112,7 +112,7 @@ def standalone(
     Prints "ready bookie://..." once all bookies serve, then a table of processes and
     folders. Logs of the bookies go to standard error. All bookies end with this process,
     even if it is killed. Exit code 0 after a stop, 1 if a bookie does not start, 2 if
-    --metadata or a setting is wrong.
+    --metadata or a setting is wrong, 3 if the metadata store cannot be reached.
     """  # noqa: D301 - the backslash keeps lines
     if metadata:
         check_url(metadata)  # before any folder is made

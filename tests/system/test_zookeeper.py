@@ -29,6 +29,7 @@ __all__ = ["ensemble"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("zookeeper")]
 AWAY_S = 10.0
+"""Longer than a session."""
 T = TypeVar("T")
 SESSIONS = 10
 CHANGES = 3
@@ -68,12 +69,15 @@ async def test_open_ledgers_are_written_and_read_without_zookeeper_and_all_goes_
             await ledger.append(b"0")
             while known.last_confirmed < 0:  # the bookies hear of it a moment later
                 await known.refresh()
-            await trio.to_thread.run_sync(ensemble.kill)
-            until = trio.current_time() + AWAY_S
+            await trio.to_thread.run_sync(ensemble.kill, 0, 1)  # one is left, without a quorum
+            until, is_alone = trio.current_time() + 2 * AWAY_S, True
             count = 1
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(refused, client)
                 while trio.current_time() < until:
+                    if is_alone and trio.current_time() > until - AWAY_S:
+                        await trio.to_thread.run_sync(ensemble.kill)
+                        is_alone = False
                     assert await ledger.append(b"%d" % count) == count
                     await producer.send(b"meanwhile")
                     assert (await anext(follower)).value == b"meanwhile"
@@ -119,6 +123,49 @@ async def test_a_client_finds_the_bookies_in_zookeeper(url: str, started: Cluste
         assert len(status.bookies) == 3
     async with ledger_client.connect(started.ready) as client:
         assert [topic.name for topic in await client.topics.list()] == ["shop/orders"]
+
+
+def test_a_zookeeper_that_is_away_or_has_no_cluster_is_told_by_every_command(
+    ensemble: Ensemble, tmp_path: Path
+) -> None:
+    """In one line, with what to look at; nothing is made."""
+    away = "zk://127.0.0.1:1/none"
+    empty = ensemble.url(new_path())
+    archive = tmp_path / "house.jsonl"
+    quire, bookie = ("-m", "ledger_client"), ("-m", "bookie")
+    commands: dict[tuple[str | Path, ...], tuple[int, str]] = {
+        (*quire, "topic", "list", "--cluster", away): (3, "no ZooKeeper answers in 10 s"),
+        (*quire, "cluster", "status", "--cluster", away): (3, "no ZooKeeper answers in 10 s"),
+        (*bookie, "standalone", "--data", tmp_path / "x", "--metadata", away): (
+            3,
+            "no ZooKeeper answers in 10 s",
+        ),
+        (*bookie, "metadata", "check", "--metadata", away): (3, "no ZooKeeper answers in 10 s"),
+        (*bookie, "metadata", "export", archive, "--metadata", away): (
+            3,
+            "no ZooKeeper answers in 10 s",
+        ),
+        (*quire, "topic", "list", "--cluster", empty): (1, "holds no cluster: check the path"),
+        (*bookie, "metadata", "check", "--metadata", empty): (1, "holds no cluster"),
+        (*bookie, "metadata", "export", archive, "--metadata", empty): (1, "holds no cluster"),
+    }
+    running = {
+        words: subprocess.Popen(
+            [sys.executable, "-P", *map(str, words)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for words in commands
+    }
+    for words, process in running.items():
+        out, told = process.communicate(timeout=DEADLINE_S)
+        code, why = commands[words]
+        assert why in told.decode(), words
+        assert told.decode().count("\n") == 1, told
+        assert process.returncode == code, told
+        assert out == b"", words
+    assert not archive.exists()
+    assert not list((tmp_path / "x").iterdir())
 
 
 async def test_messages_have_one_order_with_zookeeper(started: ClusterStarted) -> None:
