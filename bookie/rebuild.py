@@ -266,15 +266,11 @@ def _copy(source: Path, end: int, target: Path) -> None:
 
 
 def _leave_others(ledger_folder: Path, done: Rebuilt) -> None:
-    """Let the table that the mark is to name be the only one; keep others that may have more."""
+    """In limbo, put tables aside that the mark will not name: they may have more than its own."""
     assert done.mark is not None
-    for file in list_files(ledger_folder, "table"):
-        if file.id == done.mark.table_id:
-            continue
-        if done.limbo:
+    for file in list_files(ledger_folder, "table") if done.limbo else ():
+        if file.id != done.mark.table_id:
             file.path.rename(f"{file.path}.unread")
-        else:
-            file.path.unlink()
     sync_folder(ledger_folder)
 
 
