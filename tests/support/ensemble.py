@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from daemons import free_ports
 
-START_S = 60.0
+START_S = 180.0
+"""A ZooKeeper that finds no others asks ever more seldom, up to once a minute."""
 TICK_MS = 500
 JARS = "/usr/share/java/*"
 LOG4J = "log4j.rootLogger=WARN, out\nlog4j.appender.out=org.apache.log4j.ConsoleAppender\n" + (
