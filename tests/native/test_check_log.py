@@ -45,8 +45,8 @@ def test_flushes_reads_and_compaction_go_on_during_a_check(rig: StoreRig) -> Non
     """The log that is checked is rewritten and deleted under way: nothing is amiss then."""
     fill(rig, 60, 5000)
     stop = Stop()
-    checker = threading.Thread(
-        target=lambda: rig.store.check_log(1, bytes_per_s=100_000, stop=stop)
+    checker = threading.Thread(  # in five minutes, but for stop
+        target=lambda: rig.store.check_log(1, bytes_per_s=1000, stop=stop)
     )
     checker.start()
     for turn in range(5):
