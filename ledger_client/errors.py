@@ -450,7 +450,9 @@ class MessagesLost(TopicError):
 class Gap(TopicError):
     """The messages at the position were removed; reading can go on at *first*.
 
-    *missing* counts the entries of the lane in between; `None` if their number is unknown.
+    *missing* counts the entries of the lane in between; `None` if their number is unknown. Of what
+    a lost member of a shared or key-shared group had, it counts those with messages that nobody was
+    done with.
     """
 
     def __init__(

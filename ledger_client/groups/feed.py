@@ -292,7 +292,7 @@ class TopicFeed:
                         await arrived.wait()
                 except Gap as removed:
                     gap = gap or removed
-        return Kept(found, gap)
+        return Kept(found, gap, await known[0].rows.removals() if gap is not None else ())
 
     def drop(self, partitions: Collection[int]) -> None:
         """Read these partitions no longer; none of them is paused any more."""

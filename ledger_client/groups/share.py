@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import secrets
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from itertools import accumulate
@@ -25,6 +26,7 @@ from ledger_client.topics.positions import Place
 from metadata.groups.assignment import Part
 from metadata.groups.shares import ShareRecord
 from metadata.store import ABSENT
+from metadata.topics import RemovedLedgers
 
 
 class State(IntEnum):
@@ -157,9 +159,23 @@ class Share:
             at = self.states.find(state, at + 1)
         return found
 
-    def misses_some(self) -> bool:
-        """True if messages that are not done are not there."""
-        return any(self.messages[index] is None for index in self.in_state(State.READY))
+    def lost(self, removals: Sequence[RemovedLedgers]) -> list[Place]:
+        """Return the entries with messages that are not done and not there.
+
+        *removals*: what was deleted on purpose, which is no loss.
+        """
+        gone = [index for index in self.in_state(State.READY) if self.messages[index] is None]
+        numbers = sorted({bisect_right(self.first, index) - 1 for index in gone})
+        begin = self.begin
+        places = [
+            begin._replace(entry=begin.entry + each, version=begin.version + each)
+            for each in numbers
+        ]
+        return [
+            place
+            for place in places
+            if not any(each.version <= place.version < each.stop_version for each in removals)
+        ]
 
     def note_delivery(self, index: int) -> None:
         """Count one more delivery of a message; it must be stored before the message goes out."""

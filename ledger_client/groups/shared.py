@@ -36,7 +36,7 @@ from ledger_client.groups.taking import Taking
 from ledger_client.message_id import MessageId
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.messages import Message, decoding
-from ledger_client.topics.positions import Places
+from ledger_client.topics.positions import Place, Places
 from metadata.groups.assignment import Part
 
 RETRY_S = 0.5
@@ -110,10 +110,10 @@ class Shared:
         self._dead: DeadSender = open_dead(
             context, membership.group, membership.member, options.dead_topic
         )
+        self._missed: dict[tuple[str, int, int], MessageId | None] = {}
+        """by topic, partition and lane, the message after the last gap that was counted"""
         self._due: deque[tuple[Share, int]] = deque()
         """messages to deliver again, which have to be counted first"""
-        self._gaps: dict[tuple[str, int, int], MessageId | None] = {}
-        """by topic, partition and lane, the message after the last gap"""
         self._paused_due: list[tuple[Share, int]] = []
         """those of paused partitions"""
         self._later: list[tuple[float, int, Share, int]] = []
@@ -137,7 +137,7 @@ class Shared:
         return self
 
     async def __anext__(self) -> Message:
-        message = None if self._due or self._taking.has_failed else self._next()
+        message = None if self._due else self._next()
         while message is None:
             await self._have_some(1)
             message = self._next()
@@ -164,7 +164,9 @@ class Shared:
         self._arrivals.note()
 
     def _next(self) -> Message | None:
-        message = self._holdings.next(trio.current_time())
+        message = None  # a wait may end as there is a failure
+        if not self._taking.has_failed:
+            message = self._holdings.next(trio.current_time())
         self._handed += 1
         self._taking.look()
         if message is None or self._decoding is None:
@@ -183,16 +185,16 @@ class Shared:
             self._taking.raise_failure()
             self._partitions.raise_deleted()
             while True:
-                if self._due:
+                if self._due and not self._taking.has_failed:
                     await self._count_due(wanted)
-                if self._holdings.has_next:
+                if self._holdings.has_next and not self._taking.has_failed:
                     return
                 await self._arrivals.until(self._has_some)
 
     def _has_some(self) -> bool:
         self._taking.raise_failure()
         self._partitions.raise_deleted()
-        return bool(self._due) or self._holdings.has_next
+        return bool(self._due or self._holdings.has_next) and not self._taking.has_failed
 
     def _look(self) -> None:
         self._taking.look()
@@ -371,18 +373,14 @@ class Shared:
 
     # --- shares come and go --------------------------------------------------------------
 
-    def miss(self, gap: Gap) -> None:
-        """Count a gap, and let the application's next call raise it, unless it skips gaps.
-
-        One gap is told of once, though many shares lie in it.
-        """
+    def miss(self, gap: Gap, lost: Sequence[Place]) -> None:
+        """Count what is lost, and let a call of the application raise it, unless it skips gaps."""
         lane = (gap.topic, gap.partition, gap.lane)
-        if lane in self._gaps and self._gaps[lane] == gap.first:
-            return
-        self._gaps[lane] = gap.first
-        self._figures.reading(gap.topic).gaps += 1
-        if self._options.on_gap == "raise":
-            self._taking.fail(gap)
+        if lost and (lane not in self._missed or self._missed[lane] != gap.first):
+            self._missed[lane] = gap.first
+            self._figures.reading(gap.topic).gaps += 1
+        if lost and self._options.on_gap == "raise":
+            self._taking.miss(gap, lost)
 
     def receive(self, share: Share) -> None:
         """Hand out the messages of a share that this member has by now."""
@@ -545,6 +543,7 @@ class Shared:
             for work in (
                 self._saver.run,
                 self._taking.run,
+                self._taking.tell,
                 self._sharing.run,
                 self._read_begun,
                 self._look_at_times,
@@ -554,7 +553,7 @@ class Shared:
 
     def raise_failures(self) -> None:
         """Raise what went wrong and was not raised yet. Raises LedgerError."""
-        self._taking.raise_failure()
+        self._taking.raise_last()
 
     async def close(self, *, is_done: bool, commits: bool) -> None:
         """Store acknowledgements, and leave everything else to others. Raises LedgerError."""

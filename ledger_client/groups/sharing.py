@@ -25,6 +25,7 @@ from ledger_client.groups.share import Share, State, done_bits, new_name
 from ledger_client.groups.share_rows import ShareRows
 from ledger_client.groups.slots import Units
 from ledger_client.groups.sources import Kept, PartSource
+from ledger_client.topics.positions import Place
 from metadata.errors import MetadataError
 from metadata.groups.assignment import Part
 from metadata.groups.rows import Wanted, matches, members_prefix
@@ -73,8 +74,8 @@ class Receiver(Keeper, Protocol):
     def receive(self, share: Share) -> None:
         """Hand out the messages of a share."""
 
-    def miss(self, gap: Gap) -> None:
-        """Tell of messages that were removed before anybody was done with them."""
+    def miss(self, gap: Gap, lost: Sequence[Place]) -> None:
+        """Tell of entries that were removed before anybody was done with them."""
 
     def due(self) -> list[tuple[Share, int]]:
         """Return the messages that are to be delivered again."""
@@ -365,8 +366,8 @@ class Sharing:
                 return False
             # Not before: what others changed meanwhile is looked at again.
             self._slots_of |= {item[0]: theirs} if rest is not None else {}
-            if kept.gap is not None and share.misses_some():
-                self._receiver.miss(kept.gap)
+            if kept.gap is not None:
+                self._receiver.miss(kept.gap, share.lost(kept.removals))
             self._receiver.receive(share)
             self._holdings.precede(share, share.in_state(State.READY))
         return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ledger_client.errors import CommitRefused, Gap
@@ -11,7 +11,7 @@ from ledger_client.topics.context import TopicContext
 from ledger_client.topics.messages import MergedBatch, Message, MessageRange
 from ledger_client.topics.positions import Place, Places
 from metadata.groups.assignment import Part
-from metadata.topics import TopicRecord
+from metadata.topics import RemovedLedgers, TopicRecord
 
 
 class Kept(NamedTuple):
@@ -20,6 +20,8 @@ class Kept(NamedTuple):
     ranges: list[MessageRange]
     gap: Gap | None
     """the first one, if some were removed"""
+    removals: Sequence[RemovedLedgers] = ()
+    """what was deleted on purpose, if there is a gap"""
 
 
 class TopicSource(Protocol):

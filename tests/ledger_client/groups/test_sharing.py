@@ -7,14 +7,17 @@ from contextlib import asynccontextmanager
 from functools import partial
 from itertools import count
 
+import pytest
 import trio
 from memory_cluster import MemoryCluster, memory_cluster
 from trio.testing import MockClock
 
 from ledger_client import Client, Message
+from ledger_client.errors import CommitRefused, LedgerError
 from ledger_client.groups.consumer import GroupConsumer
+from ledger_client.groups.progress import Progress
 from ledger_client.groups.share import Share
-from ledger_client.groups.sharing import HANDED_OVER
+from ledger_client.groups.sharing import HANDED_OVER, Sharing
 from metadata.groups.rows import SLOTS
 from metadata.groups.shares import FREE, SHARES, holder_of, slot_part, want_key
 from metadata.store import Versioned
@@ -247,3 +250,32 @@ async def test_what_a_former_run_of_a_member_had_of_other_slots_is_left_to_other
         await consumer.flush()
         holders = [holder_of(key) for key in cluster.store.values if key.startswith(SHARES)]
         assert holders == [FREE]
+
+
+async def test_a_failure_that_comes_again_and_again_is_raised_once(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The application asks for nothing meanwhile. Then it goes on with the next call."""
+
+    async def unclaimed(*_: object) -> list[int]:
+        raise CommitRefused("billing", [])
+
+    async def unread(*_: object) -> None:
+        tried.append(trio.current_time())
+        raise LedgerError("no bookie answers")
+
+    tried: list[float] = []
+    async with (
+        shop() as (_, client),
+        client.consumer(ORDERS, group="billing", mode="shared") as consumer,
+    ):
+        await consumer.poll(wait_s=5)
+        with monkeypatch.context() as broken:
+            broken.setattr(Progress, "claim", unclaimed)
+            broken.setattr(Sharing, "adopt_orphans", unread)
+            await send(client, 1)
+            await until(lambda: len(tried) > 50)
+        await trio.sleep(5)
+        with pytest.raises(LedgerError, match="no bookie answers"):
+            await consumer.poll(wait_s=5)
+        assert [value(each) for each in await consumer.poll(wait_s=5)] == [1]
