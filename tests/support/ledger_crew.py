@@ -25,7 +25,8 @@ class LedgerCrew:
         self._folder = folder
         self._workers: dict[Path, subprocess.Popen[bytes]] = {}
         """by the file that takes what each says"""
-        self._paths: list[Path] = []
+        self.writers: dict[str, Path] = {}
+        """their histories"""
 
     def __enter__(self) -> LedgerCrew:
         hosts = cycle(self._cluster.clients)
@@ -39,7 +40,7 @@ class LedgerCrew:
                 )
             self._workers[path.with_suffix(".log")] = worker
             if role == "write":
-                self._paths.append(path)
+                self.writers[path.stem] = path
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -52,7 +53,7 @@ class LedgerCrew:
     def wait_until_all_write(self, limit_s: float) -> None:
         """Return when each writer has begun a ledger."""
         deadline = time.monotonic() + limit_s
-        while not all(path.exists() and path.stat().st_size for path in self._paths):
+        while not all(path.exists() and path.stat().st_size for path in self.writers.values()):
             assert time.monotonic() < deadline, "a writer does not begin"
             time.sleep(0.1)
 
