@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from bookkeeper import BookKeeper, Client, Failed
 from fleet import Fleet
+from kazoo.client import KazooClient
 from never_twice import never_twice
 
 from ledger_client.blocking import BlockingClient
@@ -227,12 +228,24 @@ def test_ids_never_collide_and_both_list_the_same_ledgers(
 
 
 @pytest.mark.real_processes
-def test_the_shell_lists_the_bookies(bookkeeper: BookKeeper, fleet: Fleet) -> None:
+def test_the_shell_lists_the_bookies_and_reads_their_cookies(
+    nodes: KazooClient, bookkeeper: BookKeeper, fleet: Fleet
+) -> None:
     said = bookkeeper.shell(fleet.metadata, "listbookies", "-rw", "-h")
     for number in fleet.numbers:
         assert f"BookieID:{fleet.name(number)}, IP:127.0.0.1, Port:{fleet.port(number)}," in said
     said = bookkeeper.shell(fleet.metadata, "listbookies", "-a")
     assert all(fleet.name(number) in said for number in fleet.numbers)
+    instance = nodes.get("/ledgers/INSTANCEID")[0].decode()
+    assert instance in bookkeeper.shell(fleet.metadata, "whatisinstanceid")
+    cookie = nodes.get(f"/ledgers/cookies/{fleet.name(0)}")[0]
+    nodes.create("/ledgers/cookies/127.0.0.1:1", cookie)  # the shell takes no other ids
+    try:
+        said = bookkeeper.shell(fleet.metadata, "cookie_get", "127.0.0.1:1")
+    finally:
+        nodes.delete("/ledgers/cookies/127.0.0.1:1")
+    assert f'instanceId: "{instance}"' in said
+    assert f'bookieHost: "{fleet.name(0)}"' in said
 
 
 @pytest.mark.real_processes
