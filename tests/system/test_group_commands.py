@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
 import signal
 import subprocess
@@ -25,6 +27,7 @@ from ledger_client.groups.exports import GroupExport
 pytestmark = pytest.mark.slow
 
 DEADLINE_S = 90.0
+HIDE_CURSOR, SHOW_CURSOR, CURSOR_UP = b"\x1b[?25l", b"\x1b[?25h", b"\x1b[1A"
 POSITION = Position().to_json()
 
 
@@ -401,6 +404,37 @@ def test_lag_is_shown_again_and_again(shop: Shop) -> None:
             assert process.wait(DEADLINE_S) == 130
         finally:
             process.kill()
+
+
+def seen(terminal: int, wanted: bytes) -> bytes:
+    """Return what is shown on a terminal, until *wanted* is."""
+    found = b""
+    while wanted not in found:
+        found += os.read(terminal, 4096)
+    return found
+
+
+def test_lag_is_refreshed_in_place_on_a_terminal(shop: Shop) -> None:
+    """Until Ctrl-C, which leaves the terminal as it was."""
+    shop.send(4)
+    shop.consume("--start", "earliest")
+    command = [sys.executable, "-m", "ledger_client", "group", "lag", shop.group, "--watch"]
+    command += ["--cluster", shop.url]
+    terminal, theirs = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "120"}
+    with subprocess.Popen(command, stdout=theirs, env=environment) as process:
+        try:
+            os.close(theirs)
+            shown = seen(terminal, HIDE_CURSOR) + seen(terminal, shop.topic.encode())
+            assert CURSOR_UP not in shown
+            shown = seen(terminal, CURSOR_UP) + seen(terminal, shop.topic.encode())
+            assert b"oldest" in shown
+            process.send_signal(signal.SIGINT)
+            seen(terminal, SHOW_CURSOR)
+            assert process.wait(DEADLINE_S) == 130
+        finally:
+            process.kill()
+            os.close(terminal)
 
 
 def test_members_and_what_each_of_them_reads_are_shown(shop: Shop) -> None:
