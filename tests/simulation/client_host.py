@@ -42,6 +42,8 @@ from metadata.errors import MetadataError
 
 RESTART_S = 0.3
 PATIENCE_S = 20.0
+WHOLE_S = 60.0
+"""For a whole ledger, which may have many large entries."""
 OPTIONS = Options(
     append_timeout_s=15.0,
     close_timeout_s=10.0,
@@ -230,7 +232,7 @@ class ClientHost:
     ) -> bool:
         """Read a ledger up to *last*, None: all that is confirmed; False if no attempt worked."""
         for _ in range(attempts):
-            with trio.move_on_after(PATIENCE_S), suppress(LedgerError):
+            with trio.move_on_after(WHOLE_S), suppress(LedgerError):
                 async with client.ledgers.open(ledger_id, recover=False) as reader:
                     end = reader.last_confirmed if last is None else last
                     if end >= 0:

@@ -2,18 +2,22 @@
 
 While the store is away a call fails before it had an effect, or after: then the caller
 is told that the outcome is unknown. A call of a dead machine has no effect; one that was
-made before its machine froze may have it.
+made before its machine froze may have it. If hints are lost, everything may have changed a while
+later, as after a lost connection.
 """
 
 from __future__ import annotations
 
+import math
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
 import trio
 from machines import Machine
+from troubles import HINTS_LOST
 
 from metadata.errors import MetadataUnavailable
 from metadata.store import (
@@ -30,14 +34,22 @@ from metadata.store import (
 from metadata.watch import PollSource, Watches
 
 _PATIENCE_S = 1.0
+_LOST_SHARE = 0.2
+"""of the answers with hints loses some of them"""
+_LOST_S_MAX = 2.0
 T = TypeVar("T")
 
 
 class Outages:
     """Whom the store does not answer, and how likely it does what it was asked all the same."""
 
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(
+        self, chance: random.Random, hints: random.Random | None, happened: Counter[str]
+    ) -> None:
         self.chance = chance
+        self.hints = hints
+        """which hints are lost; `None` for none"""
+        self.happened = happened
         self.away_from: set[str] = set()
         self.done_share = 0.5
         self.delay_s_max = 0.01
@@ -54,6 +66,8 @@ class MetadataView:
         self.store = store
         self._machine = machine
         self._outages = outages
+        self._unsure_at = math.inf
+        """when it is told that everything may have changed"""
         self.watches = Watches(PollSource(self))
 
     async def get(self, key: str) -> Versioned | None:
@@ -103,7 +117,21 @@ class MetadataView:
     async def changes(
         self, prefix: str, *, since: int | None = None, wait_s: float = 0.0
     ) -> Changes:
-        return await self._ask(lambda: self.store.changes(prefix, since=since, wait_s=wait_s))
+        wait_s = max(0.0, min(wait_s, self._unsure_at - trio.current_time()))
+        found = await self._ask(lambda: self.store.changes(prefix, since=since, wait_s=wait_s))
+        if trio.current_time() >= self._unsure_at:
+            self._unsure_at = math.inf
+            return Changes(found.revision, [], everything=True)
+        return self._lose_some(found)
+
+    def _lose_some(self, found: Changes) -> Changes:
+        chance = self._outages.hints
+        if chance is None or not found.keys or chance.random() >= _LOST_SHARE:
+            return found
+        self._outages.happened[HINTS_LOST] += 1
+        self._unsure_at = min(self._unsure_at, trio.current_time() + _LOST_S_MAX * chance.random())
+        kept = [key for key in found.keys if chance.random() < 0.5]
+        return Changes(found.revision, kept, everything=found.everything)
 
     def watch(self, prefix: str) -> AbstractAsyncContextManager[trio.abc.ReceiveChannel[str]]:
         return self.watches.watch(prefix)

@@ -35,7 +35,7 @@ from metadata_view import Outages
 from network import Network
 from plan import Plan, make_plan
 from steps import DURATION_S
-from troubles import ENSEMBLE, LAG, READ_ERRORS, SQLITE, Clock
+from troubles import ENSEMBLE, HINTS_LOST, LAG, READ_ERRORS, SQLITE, Clock
 
 from ledger_client import Client
 from metadata.records import (
@@ -88,7 +88,6 @@ class Simulation:
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan = plan
         self.history = History(clock=trio.current_time)
-        self.outages = Outages(self.chance("outages"))
         self.network = Network(
             self.chance("network"),
             delay_max_s=plan.delay_s_max,
@@ -96,6 +95,8 @@ class Simulation:
         )
         self.trace: list[str] = []
         self.happened: Counter[str] = Counter()
+        hints = self.chance(HINTS_LOST) if HINTS_LOST in plan.troubles.kinds else None
+        self.outages = Outages(self.chance("outages"), hints, self.happened)
         self.metadata = self._open_metadata(folder)
         self.metadata.on_change = self._note_record
         self.violations: list[Violation] = []

@@ -21,6 +21,7 @@ READ_ERRORS = "read errors"
 SESSIONS_EXPIRED = "ZooKeeper sessions expired"
 ANSWERS_LOST = "answers to multis lost"
 LAG = "old reads"
+HINTS_LOST = "hints lost"
 LAG_SHARE = 0.5
 """of the seeds with ZooKeeper has servers that lag"""
 
@@ -108,6 +109,11 @@ def _growth(chance: random.Random, bookies: list[str], clients: list[str]) -> It
 
 def _large(*_: object) -> Iterator[Step]:
     """Entries are as large as they may be, and fill memtables: plan.py draws them."""
+    return iter(())
+
+
+def _lost_hints(*_: object) -> Iterator[Step]:
+    """Machines are not told of some changes, but of a failure after a while: metadata_view.py."""
     return iter(())
 
 
@@ -227,6 +233,7 @@ _OF_LEDGERS: dict[str, Draw] = {
     "lost pages": _lost_pages,
     "misdirected writes": _misdirected,
     READ_ERRORS: _unreadable,
+    HINTS_LOST: _lost_hints,
     SQLITE: _sqlite,
     ENSEMBLE: _ensemble,
 }
@@ -239,6 +246,7 @@ _OF_TOPICS: dict[str, Draw] = {
     "levelling": _levelling,
     "limits": _limits,
     READ_ERRORS: _unreadable,
+    HINTS_LOST: _lost_hints,
     SQLITE: _sqlite,
     ENSEMBLE: _ensemble,
     "truncation": _truncation,
@@ -246,12 +254,14 @@ _OF_TOPICS: dict[str, Draw] = {
 _OF_GROUPS: dict[str, Draw] = {
     "clocks": _clocks,
     "disks": _disks,
+    HINTS_LOST: _lost_hints,
     SQLITE: _sqlite,
     ENSEMBLE: _ensemble,
 }
 _OF_TIME: dict[str, Draw] = {
     "clocks": _clocks,
     "disks": _disks,
+    HINTS_LOST: _lost_hints,
     SQLITE: _sqlite,
     ENSEMBLE: _ensemble_that_waits,
 }
