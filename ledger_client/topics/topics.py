@@ -287,11 +287,11 @@ class Topics:
     ) -> Truncated:
         """Delete everything from *at* on, in every lane; return what was deleted.
 
-        New readers do not see it, and running ones lose sight of it within a second; they
-        continue with what is written next, without a Gap. Ids of remaining messages stay valid.
-        A lane's last event time, and the numbers of named producers, are again those of the last
-        remaining message. Versions and ids of deleted messages are not reused. Ledgers without
-        other messages are removed; the others free their space when they are removed later.
+        New readers do not see it. Running ones lose sight of it within a second or two, within ten
+        if they are not told; they continue with what is written next, without a Gap. Ids of
+        remaining messages stay valid. A lane's last event time, and the numbers of producers with a
+        name, are again those of the last remaining message. Versions and ids are not used again.
+        Ledgers without other messages are removed; others free their space when they are removed.
 
         After an interruption each lane is either cut or unchanged: repeat the call.
 

@@ -10,7 +10,7 @@ the source, and it also looks every LOOK_S seconds.
 
 Rows disappear, the oldest first, while they are read: ledger_rows.py works out which messages are
 missing then. Messages deleted from a ledger during the read are skipped after the next look at its
-row, a second later at most.
+row: a second later, or where a watch tells of changes, once it did, or UNTOLD_S have passed.
 
 In reverse, entries are read in blocks of bounded size; the next block is read while the consumer
 takes the previous one.
@@ -55,7 +55,9 @@ from metadata.topics import LaneRecord
 LOOK_S = 600.0
 """Seconds between two looks at a lane's rows without a hint, which a store should never lose."""
 LOOK_AGAIN_S = 1.0
-"""Seconds between two looks at the row of the ledger that is being read."""
+"""Seconds between two looks at the row of the ledger that is being read, if it may have changed."""
+UNTOLD_S = 10.0
+"""Seconds until it may have changed though a watch that tells of changes told of none."""
 LOOK_LIMIT_S = 0.5
 BLOCK_SIZE = 2 << 20
 """Bytes of a block that is read in reverse, about."""
@@ -157,6 +159,8 @@ class RawSource:
         self._last_number = last_number
         self._news = news
         self._looked_at = 0.0
+        self._changed = trio.Event()
+        """set if the row of the ledger that is being read may have changed"""
 
     async def run(self, put: Put) -> None:
         """Read up to the end. Raises LedgerError when reading fails."""
@@ -175,6 +179,7 @@ class RawSource:
                 record = await self._rows.record()
                 row = await self._first_readable()
             if row is not None and row.number == self._number:
+                self._changed = news
                 return row
             gap = await gap_after(self._rows, self._number, self._place, row, record)
             if gap is not None:
@@ -301,7 +306,9 @@ class RawSource:
         Raises:
             NoSuchLedger: the row is gone.
         """
-        if trio.current_time() - self._looked_at > LOOK_AGAIN_S:
+        passed_s = trio.current_time() - self._looked_at
+        may_differ = self._news is None or self._changed.is_set() or passed_s > UNTOLD_S
+        if passed_s > LOOK_AGAIN_S and may_differ:
             row = await self._look_again(row)
             self._looked_at = trio.current_time()
         await put(RawEntries(row, batch))
@@ -310,8 +317,10 @@ class RawSource:
 
     async def _look_again(self, row: Row) -> Row:
         found: Row | None = row
+        news = self._changed if self._news is None else self._news(self._rows.prefix)
         with trio.move_on_after(LOOK_LIMIT_S), suppress(MetadataUnavailable):
             found = await self._rows.at(row.number)  # reading goes on without the store
+            self._changed = news
         if found is None:
             raise NoSuchLedger(ledger_id=row.ledger.ledger_id)
         return found
