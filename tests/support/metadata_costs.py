@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 from trio.testing import MockClock
 
 from bookie.config import BookieConfig
-from ledger_client import RollPolicy
+from ledger_client import Producer, RollPolicy
 from ledger_client.cluster.operations.rebalance import Rebalancer
 from ledger_client.cluster.repair.host import RepairOptions
 from ledger_client.cluster.roles import run_roles
@@ -209,7 +209,11 @@ def run(measure: Callable[[], Awaitable[Cost]]) -> Cost:
 
 @cache
 def lanes_idle(lanes: int, *, followed: bool = False) -> Cost:
-    """Return what so many open lanes of one client cost a second, and one that follows them."""
+    """Return what so many open lanes of one client cost a second.
+
+    *followed*: and another client that follows them. Each lane gets a message a second then, as
+    followers of quiet ledgers rest: their bookies have all of them in one list.
+    """
 
     async def measure() -> Cost:
         async with small_cluster(3) as cluster, cluster.client() as writer:
@@ -219,12 +223,20 @@ def lanes_idle(lanes: int, *, followed: bool = False) -> Cost:
                     await producer.send(b"x", partition=number)
                 if followed:
                     nursery.start_soon(_follow, cluster)
+                    nursery.start_soon(_send, producer, lanes)
                 await trio.sleep(WARM_S)
                 found = await during(cluster, WINDOW_S)
                 nursery.cancel_scope.cancel()
         return found.per(WINDOW_S)
 
     return run(measure)
+
+
+async def _send(producer: Producer, lanes: int) -> None:
+    while True:
+        for number in range(lanes):
+            producer.send_nowait(b"x", partition=number)
+        await trio.sleep(1)
 
 
 async def _follow(cluster: MemoryCluster) -> None:
