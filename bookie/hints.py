@@ -52,6 +52,11 @@ class Hints:
         await self.watches.run()
 
     @property
+    def is_cut_off(self) -> bool:
+        """Whether there may be changes that are passed on later only."""
+        return self.watches.is_cut_off
+
+    @property
     def revision(self) -> int:
         """Changes up to it were passed on."""
         return self._source.revision or 0
@@ -126,7 +131,7 @@ class HintBox:
                 await self._hints.since(since, new, self)
                 if self._has_hints:  # what is older than the others is among them
                     self._revision = min(self._revision, since)
-            return Changes(self._revision, [])
+            return Changes(self._revision, [], cut_off=self._hints.is_cut_off)
 
     def notify(self, prefix: str, hint: str) -> None:
         """Keep *hint* about *prefix* until it is taken."""
@@ -174,7 +179,7 @@ class HintBox:
     def _taken(self, keys: list[str], *, everything: bool = False) -> Changes:
         if not self._has_hints:
             self._revision = max(self._revision, self._hints.revision)
-        return Changes(self._revision, keys, everything)
+        return Changes(self._revision, keys, everything, self._hints.is_cut_off)
 
     async def _add(self, new: Sequence[str]) -> None:
         size = _size(new)

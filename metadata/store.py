@@ -271,6 +271,13 @@ class MetadataStore(Protocol):
         Fewer than PAGE_COUNT_MAX mean that there are no more.
         """
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether there may be changes of which changes() cannot know at present.
+
+        It is noticed within seconds, and by no call of its own.
+        """
+
     async def changes(
         self, prefix: str, *, since: int | None = None, wait_s: float = 0.0
     ) -> Changes:

@@ -41,15 +41,21 @@ class Changes(msgspec.Struct, frozen=True, tag=True):
     """Keys that changed under a prefix, up to *revision*.
 
     *everything*: the keys are unknown (too many, or too long ago), so any may have changed.
+    *cut_off*: there may be later changes, of which whoever says this cannot know at present.
     """
 
     revision: int
     keys: list[str]
     everything: bool = False
+    cut_off: bool = False
 
 
 class ChangeLog(Protocol):
     """What a driver has to do for watches."""
+
+    @property
+    def is_cut_off(self) -> bool:
+        """As MetadataStore.is_cut_off."""
 
     async def changes(
         self, prefix: str, *, since: int | None = None, wait_s: float = 0.0
@@ -59,6 +65,10 @@ class ChangeLog(Protocol):
 
 class HintSource(Protocol):
     """Where hints come from."""
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether there may be changes of which next() cannot tell at present."""
 
     async def begin(self, prefixes: Sequence[str]) -> None:
         """Report changes under *prefixes* from now on. May be repeated.
@@ -109,10 +119,26 @@ class Watches:
         self._asking: trio.CancelScope | None = None
         self._waiting: OrderedDict[object, trio.Event] = OrderedDict()
         self._pause_s = PAUSE_S_MIN
+        self._is_failing = False
+        """the last question was not answered"""
 
     def __len__(self) -> int:
         """Return the number of different prefixes."""
         return len(self._table)
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether there may be changes of which listeners are told later only."""
+        return self._is_failing or self._source.is_cut_off
+
+    def tells(self, prefix: str) -> bool:
+        """Return whether a change under *prefix* is told of as soon as it happens.
+
+        Not while the prefix is still to be watched, or while the store is cut off: a listener
+        gets a hint for everything once that is over, and may look by itself until then.
+        """
+        is_watched = prefix in self._table and prefix not in self._unsure
+        return is_watched and not self.is_cut_off
 
     def subscribe(self, prefix: str, listener: Listener) -> None:
         """Pass hints about *prefix* to *listener* until unsubscribe(), while a task leads.
@@ -249,8 +275,10 @@ class Watches:
                 changes = await self._source.next()
                 self._asking = None
                 self._pause_s = PAUSE_S_MIN
+                self._is_failing = False
                 self.deliver(changes)
         except MetadataUnavailable:
+            self._is_failing = True
             await trio.sleep(self._next_pause_s())
         finally:
             self._leader = self._asking = None
@@ -337,6 +365,11 @@ class PollSource:
         self._is_lost = False
         self.revision: int | None = None
         """changes up to it were returned; None while nothing is watched"""
+
+    @property
+    def is_cut_off(self) -> bool:
+        """As HintSource.is_cut_off."""
+        return self._log.is_cut_off
 
     async def begin(self, prefixes: Sequence[str]) -> None:
         """As HintSource.begin; costs a read if nothing was watched before."""

@@ -41,7 +41,12 @@ PAUSE_S = 0.1
 
 
 class BookieHints:
-    """A HintSource behind the connection that *dialer* keeps. *name* is that of the cluster."""
+    """A HintSource behind the connection that *dialer* keeps. *name* is that of the cluster.
+
+    Attributes:
+        is_cut_off: as HintSource.is_cut_off: what the bookie said last, which has its own hints
+            from a store. True while no bookie is asked.
+    """
 
     def __init__(self, dialer: Dialer, name: str, timeout_s: float) -> None:
         self._dialer = dialer
@@ -57,6 +62,7 @@ class BookieHints:
         self._call: Call | None = None
         self._until = 0.0
         self._opening = trio.Lock()
+        self.is_cut_off = True
 
     async def begin(self, prefixes: Sequence[str]) -> None:
         """As HintSource.begin; tried at one bookie after the other until the deadline."""
@@ -123,6 +129,7 @@ class BookieHints:
             self._dialer.pass_over(session)
             raise unavailable(error, WAIT_S + ANSWER_S, is_sent=True) from error
         self._revision = max(changes.revision, self._revision or 0)
+        self.is_cut_off = changes.cut_off
         return changes
 
     def _leave(self) -> None:
@@ -130,6 +137,7 @@ class BookieHints:
         withdraw(self._session, self._call)
         self._session = self._call = None
         self._ended.clear()
+        self.is_cut_off = True
 
     async def _current(self) -> Session:
         """Return the connection in use, on which all prefixes are watched."""
@@ -162,6 +170,7 @@ class BookieHints:
                 again = (prefix for prefix in ended if not self._is_wanted(prefix))
                 self._ended.update(dict.fromkeys(again))
                 raise
+            self.is_cut_off = changes.cut_off
             if self._revision is None:
                 self._revision = changes.revision
             sent += WATCHED_AT_ONCE_MAX

@@ -256,6 +256,11 @@ class BookieStore:
             self._dialer.learn(_addresses(found))
         return found
 
+    @property
+    def is_cut_off(self) -> bool:
+        """As MetadataStore.is_cut_off: what the bookie says that was asked for hints last."""
+        return self.watches.is_cut_off
+
     async def changes(
         self, prefix: str, *, since: int | None = None, wait_s: float = 0.0
     ) -> Changes:

@@ -71,6 +71,13 @@ class ChangeLog:
         self._wake = trio.Event()
         self._written = 0
         """number of this store's last entry, if it calls for trimming"""
+        self._is_followed = False
+        """run() heard of every entry so far, unless the connection is lost"""
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether run() cannot hear of new entries at present."""
+        return not (self._is_followed and self._connection.is_connected)
 
     @property
     def revision(self) -> int:
@@ -114,12 +121,15 @@ class ChangeLog:
     async def run(self) -> None:
         """Follow the log until cancelled."""
         while True:
+            self._is_followed = self._is_followed and self._connection.is_connected
             try:
                 await self._connection.connected()
                 await self._tidy()
                 await self.catch_up()
+                self._is_followed = True
                 await self._wait()
             except MetadataUnavailable:
+                self._is_followed = False
                 await trio.sleep(MERGE_S)
 
     async def catch_up(self, *, fresh: bool = False) -> None:

@@ -254,6 +254,11 @@ class ZooKeeperStore:
 
     # --- changes ---------------------------------------------------------------------------
 
+    @property
+    def is_cut_off(self) -> bool:
+        """As MetadataStore.is_cut_off; a connection without an answer ends before its session."""
+        return self._log.is_cut_off
+
     async def changes(
         self, prefix: str, *, since: int | None = None, wait_s: float = 0.0
     ) -> Changes:

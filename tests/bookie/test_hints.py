@@ -178,6 +178,21 @@ async def ask_changes(peer: Peer, request: calls.HintRequest) -> Changes:
     return reply
 
 
+async def test_each_answer_says_whether_the_bookie_is_cut_off_from_its_store() -> None:
+    store = MemoryStore()
+    box = HintBox(Hints(store))
+    assert not (await box.change(["a/"], [], None)).cut_off
+    assert not box.take().cut_off
+    store.is_cut_off = True
+    assert (await box.change(["b/"], [], None)).cut_off
+    assert box.take().cut_off
+    for prefix in ("a/", "b/"):
+        box.notify(prefix, prefix)
+    assert box.take().everything and box.take().cut_off
+    store.is_cut_off = False
+    assert not box.take().cut_off
+
+
 async def test_a_connection_that_missed_much_may_go_on_elsewhere_before_it_took_all() -> None:
     store = MemoryStore()
     revision = await store.put("elsewhere", b"")

@@ -20,6 +20,7 @@ class Script:
     def __init__(self, *answers: Changes | MetadataError) -> None:
         self.answers = deque(answers)
         self.asked: list[int | None] = []
+        self.is_cut_off = False
 
     async def changes(
         self, _prefix: str, *, since: int | None = None, wait_s: float = 0.0
@@ -102,6 +103,7 @@ class Source:
         self.gate: trio.Event | None = None
         self.questions = 0
         self.waiting = 0
+        self.is_cut_off = False
 
     async def begin(self, prefixes: Sequence[str]) -> None:
         if self.gate is not None:
@@ -275,3 +277,39 @@ async def test_a_listener_that_comes_while_nothing_is_asked_wakes_the_task_that_
     watches.unsubscribe("a", listener)
     await trio.testing.wait_all_tasks_blocked()
     assert source.waiting == 0
+
+
+async def test_a_watch_says_whether_it_tells_of_changes_at_present(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Not before the source has the prefix, while the store is away or cut off, or afterwards."""
+    store = Script(Changes(3, []), Changes(4, []), MetadataUnavailable("down"), Changes(5, []))
+    watches, listener = Watches(PollSource(store)), Noted()
+    assert not watches.tells("a/")
+    watches.subscribe("a/", listener)
+    assert not watches.tells("a/")
+    nursery.start_soon(watches.run)
+    while store.answers:
+        await trio.sleep(0.01)
+        is_down = len(store.asked) == 3
+        assert watches.tells("a/") is not is_down
+        assert watches.is_cut_off is is_down
+        assert not watches.tells("b/")
+    store.is_cut_off = True
+    assert not watches.tells("a/")
+    store.is_cut_off = False
+    assert watches.tells("a/")
+    watches.unsubscribe("a/", listener)
+    assert not watches.tells("a/")
+
+
+async def test_a_prefix_that_was_refused_is_not_told_of(
+    source: Source, watches: Watches, autojump_clock: trio.testing.MockClock
+) -> None:
+    source.failure = MetadataUnavailable("too many")
+    watches.subscribe("a/", Noted())
+    await trio.sleep(1)
+    assert not watches.tells("a/")
+    source.failure = None
+    await trio.sleep(2)
+    assert watches.tells("a/")

@@ -114,6 +114,10 @@ class MetadataView:
     async def leases(self, prefix: str, *, after: str = "") -> Leases:
         return await self._ask(lambda: self.store.leases(prefix, after=after))
 
+    @property
+    def is_cut_off(self) -> bool:
+        return self.store.is_cut_off
+
     async def changes(
         self, prefix: str, *, since: int | None = None, wait_s: float = 0.0
     ) -> Changes:

@@ -68,6 +68,7 @@ class MemoryStore:
         self._news = trio.lowlevel.ParkingLot()
         self._closed = False
         self.watches = Watches(PollSource(self))
+        self.is_cut_off = False
 
     # --- keys ------------------------------------------------------------------------
 

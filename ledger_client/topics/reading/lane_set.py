@@ -290,7 +290,7 @@ class LaneSet:
             end=end,
             end_was_confirmed=chosen.end_was_confirmed,
             last_number=None if follow else known.record.current,
-            news=self.watches[known.lane.topic_index].news if follow else None,
+            watch=self.watches[known.lane.topic_index] if follow else None,
         )
         if self._options.compacted:
             return CompactedSource(

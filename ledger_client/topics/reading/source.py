@@ -10,7 +10,8 @@ the source, and it also looks every LOOK_S seconds.
 
 Rows disappear, the oldest first, while they are read: ledger_rows.py works out which messages are
 missing then. Messages deleted from a ledger during the read are skipped after the next look at its
-row: a second later, or where a watch tells of changes, once it did, or UNTOLD_S have passed.
+row: a second later, or where a watch tells of changes, once it did. While it cannot tell, the row
+is looked at every UNTOLD_S seconds.
 
 In reverse, entries are read in blocks of bounded size; the next block is read while the consumer
 takes the previous one.
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import trio
 
@@ -57,7 +58,7 @@ LOOK_S = 600.0
 LOOK_AGAIN_S = 1.0
 """Seconds between two looks at the row of the ledger that is being read, if it may have changed."""
 UNTOLD_S = 10.0
-"""Seconds until it may have changed though a watch that tells of changes told of none."""
+"""Seconds until it may have changed, while the watch of a lane that is followed cannot tell."""
 LOOK_LIMIT_S = 0.5
 BLOCK_SIZE = 2 << 20
 """Bytes of a block that is read in reverse, about."""
@@ -120,8 +121,17 @@ class Edge(NamedTuple):
 Entries = RawEntries | CompactedEntries
 Put = Callable[[Entries | Gap | Edge], Awaitable[None]]
 """Takes the entries that a source has read; waits while the consumer is behind."""
-News = Callable[[str], trio.Event]
-"""Returns an event that is set when rows with the prefix may have changed."""
+
+
+class RowWatch(Protocol):
+    """Tells of changes of rows: TopicWatch."""
+
+    @property
+    def tells(self) -> bool:
+        """Whether it tells of each change at once; otherwise later."""
+
+    def news(self, prefix: str) -> trio.Event:
+        """Return an event that is set when rows with *prefix* may have changed."""
 
 
 class RawSource:
@@ -135,7 +145,7 @@ class RawSource:
         end_was_confirmed: entries before *end* were confirmed once, even if the bookies that
             answer now confirm fewer.
         last_number: the last ledger to read; `None` follows the lane, for ever or up to *end*.
-        news: reports new rows; needed to follow.
+        watch: reports new rows; needed to follow.
     """
 
     def __init__(
@@ -147,7 +157,7 @@ class RawSource:
         end: Place | None = None,
         end_was_confirmed: bool = False,
         last_number: int | None = None,
-        news: News | None = None,
+        watch: RowWatch | None = None,
     ) -> None:
         self._rows = rows
         self._opener = opener
@@ -157,7 +167,7 @@ class RawSource:
         self._end = end
         self._end_was_confirmed = end_was_confirmed
         self._last_number = last_number
-        self._news = news
+        self._watch = watch
         self._looked_at = 0.0
         self._changed = trio.Event()
         """set if the row of the ledger that is being read may have changed"""
@@ -171,7 +181,7 @@ class RawSource:
 
     async def _next_row(self, put: Put) -> Row | None:
         while not self._is_over():
-            news = self._news(self._rows.prefix) if self._news is not None else trio.Event()
+            news = self._next_news()
             row, record = await self._first_readable(), None
             if row is None:
                 # Every ledger begun before the lane's record was read is listed, or deleted, by
@@ -306,18 +316,26 @@ class RawSource:
         Raises:
             NoSuchLedger: the row is gone.
         """
-        passed_s = trio.current_time() - self._looked_at
-        may_differ = self._news is None or self._changed.is_set() or passed_s > UNTOLD_S
-        if passed_s > LOOK_AGAIN_S and may_differ:
+        if trio.current_time() - self._looked_at > self._looks_after_s():
             row = await self._look_again(row)
             self._looked_at = trio.current_time()
         await put(RawEntries(row, batch))
         self._place = row.place(batch.last_entry + 1)
         return row
 
+    def _looks_after_s(self) -> float:
+        """Return how long after a look at the row of the ledger that is read there is another."""
+        if self._watch is None or self._changed.is_set():
+            return LOOK_AGAIN_S
+        return LOOK_S if self._watch.tells else UNTOLD_S
+
+    def _next_news(self) -> trio.Event:
+        """Return an event that is set when the lane's rows may have changed from now on."""
+        return trio.Event() if self._watch is None else self._watch.news(self._rows.prefix)
+
     async def _look_again(self, row: Row) -> Row:
         found: Row | None = row
-        news = self._changed if self._news is None else self._news(self._rows.prefix)
+        news = self._next_news()
         with trio.move_on_after(LOOK_LIMIT_S), suppress(MetadataUnavailable):
             found = await self._rows.at(row.number)  # reading goes on without the store
             self._changed = news

@@ -49,6 +49,11 @@ class TopicWatch:
         self._due_at = -math.inf
         self._waiting = trio.CancelScope()
 
+    @property
+    def tells(self) -> bool:
+        """Whether changes of the lanes' rows are told of at once; otherwise later."""
+        return self._store.watches.tells(self._prefix)
+
     def news(self, prefix: str) -> trio.Event:
         """Return an event that is set when a lane's rows, those with *prefix*, may have changed.
 

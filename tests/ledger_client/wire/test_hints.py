@@ -10,6 +10,7 @@ import trio.testing
 from fake_bookie import FakeBookie, Network, Peer
 from memory_store import MemoryStore
 
+from ledger_client.wire.hints import ANSWER_S, WAIT_S
 from ledger_client.wire.stores import BookieStore
 from metadata.calls import Get, HintRequest, MetadataRequest, Reply, WatchPrefixes
 from metadata.errors import MetadataUnavailable
@@ -192,4 +193,27 @@ async def test_a_prefix_that_is_wanted_again_while_many_others_end_is_watched(
             for prefix in request.drop
         ]
         assert sorted(dropped) == sorted(prefixes[:-1])
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_client_knows_when_its_bookie_cannot_tell_of_changes(
+    behind: MemoryStore, nursery: trio.Nursery, autojump_clock: Clock
+) -> None:
+    bookie = FakeBookie(behind)
+    network = Network(nursery, bookie)
+    async with BookieStore.open(network.addresses, open_stream=network.open_stream) as store:
+        assert store.is_cut_off
+        nursery.start_soon(store.watches.run)
+        store.watches.subscribe("w/", Noted())
+        await trio.sleep(1)
+        assert store.watches.tells("w/")
+        behind.is_cut_off = True
+        await trio.sleep(WAIT_S + 1)
+        assert store.is_cut_off and not store.watches.tells("w/")
+        behind.is_cut_off = False
+        await trio.sleep(WAIT_S + 1)
+        assert store.watches.tells("w/")
+        bookie.mute = True
+        await trio.sleep(2 * WAIT_S + ANSWER_S + 1)  # one question was asked before
+        assert store.is_cut_off and not store.watches.tells("w/")
         nursery.cancel_scope.cancel()

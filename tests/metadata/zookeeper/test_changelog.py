@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import trio
 from memory_zookeeper import MemoryConnection, MemoryEnsemble
@@ -145,3 +147,21 @@ class Steps(trio.abc.Instrument):
 
     def before_task_step(self, _task: trio.lowlevel.Task) -> None:
         self.count += 1
+
+
+async def test_a_store_says_that_it_is_cut_off_until_it_has_caught_up(autojump_clock: Clock) -> None:
+    ensemble = MemoryEnsemble()
+    connection = MemoryConnection(ensemble)
+    await find_cluster(connection, create=True)
+    log = ChangeLog(connection)
+    said = [log.is_cut_off]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(log.run)
+        steps: list[Callable[[], None]] = [lambda: None, connection.drop, connection.connect]
+        for step in steps:
+            step()
+            said.append(log.is_cut_off)
+            await trio.sleep(5)
+            said.append(log.is_cut_off)
+        nursery.cancel_scope.cancel()
+    assert said == [True, True, False, True, True, True, False]

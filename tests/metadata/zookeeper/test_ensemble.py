@@ -43,6 +43,7 @@ async def test_changes_fail_without_a_quorum_and_go_on_with_it(whole: Ensemble) 
     ):
         version = await two.put("a", b"0")
         assert await hints.receive() == "a"
+        said = [one.is_cut_off]
         await trio.to_thread.run_sync(whole.kill, 0, 1)
         await failure_of(partial(one.put, "b", b""))  # until then the third may answer reads
         async with trio.open_nursery() as nursery:
@@ -50,6 +51,7 @@ async def test_changes_fail_without_a_quorum_and_go_on_with_it(whole: Ensemble) 
                 nursery.start_soon(failure_of, call)
             down = await failure_of(partial(two.put, "a", b"1", expected=version))
         assert not down.outcome_unknown, "no server was there to take it"
+        said.append(one.is_cut_off)
         await trio.to_thread.run_sync(whole.renew)
         unknown = 0
         with trio.fail_after(60):
@@ -64,6 +66,8 @@ async def test_changes_fail_without_a_quorum_and_go_on_with_it(whole: Ensemble) 
                         assert unknown, "a change that was refused was made"
                     break
             assert await hints.receive() == "a"
+        said.append(one.is_cut_off)
+        assert said == [False, True, False]
         found = await one.get("a")
         with never_twice():
             assert found is not None and found.value == b"1"

@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from ledger_client.errors import MetadataUnavailable
 from ledger_client.topics.lanes.ledger_rows import LedgerRows
-from ledger_client.topics.reading.source import UNTOLD_S
+from ledger_client.topics.reading.source import LOOK_S, UNTOLD_S
 from ledger_client.topics.reading.topic_watch import TopicWatch
 from metadata.store import Page, Versioned
 
@@ -37,8 +37,9 @@ def counted(cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch) -> Counter[
     return found
 
 
-async def test_a_lane_with_traffic_is_followed_with_few_questions_to_the_store(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("is_cut_off", "rows_max"), [(False, 0), (True, 60 / UNTOLD_S)])
+async def test_the_store_is_not_asked_about_a_lane_with_traffic_unless_it_cannot_tell_of_changes(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, is_cut_off: bool, rows_max: float
 ) -> None:
     async with memory_cluster(3) as cluster, cluster.client() as theirs, cluster.client() as client:
         await theirs.topics.create(TOPIC)
@@ -49,29 +50,39 @@ async def test_a_lane_with_traffic_is_followed_with_few_questions_to_the_store(
             await producer.send(b"")
             await anext(reader)
             await trio.sleep(10)
+            cluster.store.is_cut_off = is_cut_off
             asked = counted(cluster, monkeypatch)
-            for _ in range(30):
+            for _ in range(60):
                 await producer.send(b"")
                 await anext(reader)
                 await trio.sleep(1)
             rows = {key: times for key, times in asked.items() if "lane" in key}
-            assert sum(rows.values()) <= 30 / UNTOLD_S
+            assert sum(rows.values()) <= rows_max
+            assert is_cut_off is bool(rows)
 
 
 @pytest.mark.parametrize(
-    ("follow", "hints", "wait_s"), [(True, True, 2), (True, False, UNTOLD_S + 2), (False, False, 2)]
+    ("follow", "is_cut_off", "hints", "wait_s"),
+    [
+        (True, False, True, 2),
+        (True, True, False, UNTOLD_S + 2),
+        (True, False, False, LOOK_S + 2),
+        (False, False, False, 2),
+    ],
 )
 async def test_what_is_deleted_of_a_ledger_that_is_being_read_is_not_read_any_more(
     autojump_clock: MockClock,
     monkeypatch: pytest.MonkeyPatch,
     follow: bool,
+    is_cut_off: bool,
     hints: bool,
     wait_s: float,
 ) -> None:
-    """Who follows is told, and looks without a hint, too; others look again and again."""
+    """Who follows is told, or looks by itself if the store is cut off; others look all the time."""
     if not hints:
         monkeypatch.setattr(TopicWatch, "notify", lambda *_: None)
     async with memory_cluster(3) as cluster, cluster.client() as client:
+        cluster.store.is_cut_off = is_cut_off
         await client.topics.create(TOPIC)
         async with client.producer(TOPIC, batching=False) as producer:
             sent = [b"%d" % number + bytes(SIZE) for number in range(240)]
