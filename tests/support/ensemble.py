@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shutil
 import signal
 import socket
@@ -19,6 +20,7 @@ START_S = 180.0
 """A ZooKeeper that finds no others asks ever more seldom, up to once a minute."""
 TICK_MS = 500
 JARS = "/usr/share/java/*"
+_GENERATION = re.compile(rb"generation +total \d+K, used (\d+)K")
 LOG4J = "log4j.rootLogger=WARN, out\nlog4j.appender.out=org.apache.log4j.ConsoleAppender\n" + (
     "log4j.appender.out.layout=org.apache.log4j.PatternLayout\n"
     "log4j.appender.out.layout.ConversionPattern=%d %p %c %m%n\n"
@@ -133,6 +135,18 @@ class Ensemble:
 
     def resume(self, number: int) -> None:
         self._processes[number].send_signal(signal.SIGCONT)
+
+    def heap_size(self, number: int) -> int:
+        """Return the bytes that are in use in Java's memory after a collection."""
+        pid = str(self._processes[number].pid)
+        subprocess.run(["jcmd", pid, "GC.run"], check=True, capture_output=True)
+        told = subprocess.run(["jcmd", pid, "GC.heap_info"], check=True, capture_output=True)
+        return 1024 * sum(int(size) for size in _GENERATION.findall(told.stdout))
+
+    def snapshot_size(self, number: int) -> int:
+        """Return the bytes of its newest snapshot: it makes one when it starts."""
+        found = (self._folder / f"{number}" / "data" / "version-2").glob("snapshot.*")
+        return max(found, key=lambda path: path.stat().st_mtime).stat().st_size
 
     def log(self, number: int) -> str:
         return (self._folder / f"{number}" / "log").read_text(errors="replace")[-4000:]

@@ -57,7 +57,7 @@ from metadata.records import (
     underreplicated_key,
 )
 from metadata.sqlite import SqliteStore
-from metadata.store import ABSENT, Op, Put
+from metadata.store import ABSENT, MetadataStore, Op, Put
 from metadata.topics import (
     LANE_LEDGERS,
     LaneLedger,
@@ -239,7 +239,7 @@ def measure_rounds(folder: Path, *, sample: int = SAMPLE) -> Rounds:
 async def _measure_rounds(folder: Path, sample: int) -> Rounds:
     async with _store(folder / "metadata.db") as store:
         chance = random.Random(1)
-        size = await _fill(store, sample, chance)
+        size = await fill(store, sample, chance)
         racks, index = RackCheck(Census(store, lost_after_s=60)), LedgerIndex()
 
         async def listing() -> None:
@@ -341,8 +341,8 @@ async def _store(path: Path) -> AsyncIterator[SqliteStore]:
         await store.aclose()
 
 
-async def _fill(store: SqliteStore, sample: int, chance: random.Random) -> int:
-    """Fill the store with the ledgers of one topic; return bytes of records."""
+async def fill(store: MetadataStore, sample: int, chance: random.Random) -> int:
+    """Fill the store with *sample* ledgers of one topic; return bytes of records."""
     names = [f"bookie-{number:08d}" for number in range(1000)]
     topic = TopicRecord(name=TOPIC, uid=1, partitions=LANES, retention=Retention())
     size, ops = 0, list[Op]()

@@ -149,7 +149,9 @@ class Steps(trio.abc.Instrument):
         self.count += 1
 
 
-async def test_a_store_says_that_it_is_cut_off_until_it_has_caught_up(autojump_clock: Clock) -> None:
+async def test_a_store_says_that_it_is_cut_off_until_it_has_caught_up(
+    autojump_clock: Clock,
+) -> None:
     ensemble = MemoryEnsemble()
     connection = MemoryConnection(ensemble)
     await find_cluster(connection, create=True)
