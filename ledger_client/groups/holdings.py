@@ -69,11 +69,11 @@ class Holdings:
     ) -> None:
         self.shares: dict[str, Share] = {}
         self.left = 0
-        """messages that are not acknowledged"""
+        """messages that are not acknowledged, and not lost"""
         self.size = 0
         """bytes of the shares that are not done"""
         self.ready = 0
-        """messages that can be handed out, also those of paused partitions"""
+        """messages that can be handed out, also those that are aside"""
         self._by_key = by_key
         self._on_room = on_room
         self._on_freed = on_freed
@@ -82,7 +82,9 @@ class Holdings:
         self._entries: dict[tuple[int, int], list[Share]] = {}
         self._runs: deque[Run] = deque()
         self._paused: set[Part] = set()
+        self._held_back: set[Part] = set()
         self._aside: list[Run] = []
+        """of partitions that are paused or held back"""
         self._held: dict[Key, Held] = {}
         self._acked: dict[tuple[int, int], int] = {}
         """by ledger and entry, a bit for each message that this member acknowledged"""
@@ -92,7 +94,7 @@ class Holdings:
     def add(self, share: Share) -> None:
         """Have the messages of a share; those that are missing are done."""
         self.shares[share.name] = share
-        self.left += share.left
+        self.left += share.left - share.states.count(State.LOST)
         self.size += share.size
         self.ready += share.states.count(State.READY)
         for index in share.in_state(State.READY):
@@ -108,7 +110,7 @@ class Holdings:
         for key, held in list(self._held.items()):
             for each in [each for each in held.waiting.values() if each[0] is share]:
                 self._leave_key(key, each)
-        self.left -= share.left
+        self.left -= share.left - share.states.count(State.LOST)
         self.size -= share.size
         self.ready -= share.states.count(State.READY)
         share.is_held = False
@@ -127,13 +129,14 @@ class Holdings:
         self._on_room()
 
     def clear(self) -> None:
-        """Have nothing any more, and nothing paused."""
+        """Have nothing any more, and nothing paused or held back."""
         for share in list(self.shares.values()):
             self.drop(share)
         self._runs.clear()
         self._aside.clear()
         self._held.clear()
         self._paused.clear()
+        self._held_back.clear()
 
     async def changed(self) -> None:
         """Return when another message is done."""
@@ -179,7 +182,7 @@ class Holdings:
 
     @property
     def waiting(self) -> int:
-        """The messages that can be handed out, those of paused partitions left out."""
+        """The messages that can be handed out, those that are aside left out."""
         aside = sum(run.share.states.count(_READY, run.at, run.stop) for run in self._aside)
         return self.ready - aside
 
@@ -213,11 +216,18 @@ class Holdings:
         """Note that a message is done."""
         self._unready(share, index)
         self._unhold(share, index)
+        self.left -= share.states[index] != State.LOST
         share.finish(index)
-        self.left -= 1
         if self._is_watched:
             self._changed.set()
         self._on_room()
+
+    def give_up(self, share: Share) -> bool:
+        """Note that what is lost of a share is done; False if nothing is."""
+        lost = share.in_state(State.LOST)
+        for index in lost:
+            self.finish(share, index)
+        return bool(lost)
 
     def acknowledge(self, share: Share, index: int, message: Message) -> None:
         """Note that the application is done with a message."""
@@ -293,30 +303,51 @@ class Holdings:
     def pause(self, parts: Iterable[Part]) -> None:
         """Hand out nothing of these partitions."""
         self._paused.update(parts)
-        runs, self._runs = list(self._runs), deque()
-        for run in runs:
-            self._queue(run)
+        self._set_aside()
 
     def resume(self, parts: Iterable[Part]) -> None:
         """Hand out these partitions again."""
         self._paused.difference_update(parts)
+        self._take_back()
+
+    def is_paused(self, share: Share) -> bool:
+        """Return True if nothing of a share is handed out now, as its partition is paused."""
+        return share.part in self._paused
+
+    def hold_back(self, part: Part) -> None:
+        """Hand out nothing of a partition, until go_on()."""
+        if part not in self._held_back:
+            self._held_back.add(part)
+            self._set_aside()
+
+    def go_on(self, part: Part) -> None:
+        """Hold nothing back any more of a partition."""
+        if part in self._held_back:
+            self._held_back.remove(part)
+            self._take_back()
+
+    def _set_aside(self) -> None:
+        runs, self._runs = list(self._runs), deque()
+        for run in runs:
+            self._queue(run)
+
+    def _take_back(self) -> None:
         runs, self._aside = self._aside, []
         for run in runs:
             self._queue(run)
 
-    def is_paused(self, share: Share) -> bool:
-        """Return True if nothing of a share is handed out now."""
-        return share.part in self._paused
+    def _waits(self, share: Share) -> bool:
+        return share.part in self._paused or share.part in self._held_back
 
     def _queue(self, run: Run) -> None:
-        (self._aside if self.is_paused(run.share) else self._runs).append(run)
+        (self._aside if self._waits(run.share) else self._runs).append(run)
 
     def _go_first(self, share: Share, index: int) -> None:
         """Have a message that is ready before any other one."""
         share.states[index] = State.READY
         self.ready += 1
         run = Run(share, index, index + 1)
-        if self.is_paused(share):
+        if self._waits(share):
             self._aside.insert(0, run)
         else:
             self._runs.appendleft(run)

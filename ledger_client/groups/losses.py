@@ -1,94 +1,134 @@
-"""What a lost member had, and what was removed before anybody was done with it."""
+"""What a lost member had, and what was removed before anybody was done with it.
+
+    a look at what is left over                     the application's calls
+      share ──┐
+      share ──┼─ note() ──► gather(): a gap of each lane ──► take() ──► done, and stored
+      share ──┘
+
+Shares are taken over one by one, and one purge removes messages of many: what one look finds of a
+lane is one gap. The messages are done once the application was told. Until then the rows of their
+shares say that they are not, so that whoever takes over from this member tells of them.
+
+With keys in order, messages of a partition are held back from the first loss that is found there
+until its gap is told. So a gap comes before what follows it.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
-from typing import NoReturn
-
-import trio
+from collections.abc import Callable, Collection
 
 from ledger_client.errors import Gap
+from ledger_client.figures import Figures
+from ledger_client.groups.holdings import Holdings
+from ledger_client.groups.share import Share
 from ledger_client.topics.positions import Place
+from metadata.groups.assignment import Part
 
-GATHER_S = 0.25
-"""What is found within so long after the first loss is told with it."""
+Lane = tuple[Part, int]
 
 
-class _Lane:
+class _Loss:
     """What is lost of one lane."""
 
-    def __init__(self, gap: Gap) -> None:
-        self.gap = gap
-        """the one of the last entry"""
-        self.entries: set[Place] = set()
+    def __init__(self) -> None:
+        self._gap: Gap | None = None
+        self._last: Place | None = None
+        """the last entry, which *gap* is of"""
+        self._entries: set[Place] = set()
+        self.shares: dict[Share, None] = {}
 
-    def note(self, gap: Gap, lost: set[Place]) -> None:
-        """Add entries, and the gap that a reader of them met."""
-        if not self.entries or max(lost) > max(self.entries):
-            self.gap = gap
-        self.entries |= lost
+    def note(self, gap: Gap, share: Share, entries: Collection[Place]) -> None:
+        """Add entries of a share, and the gap that a reader of them met."""
+        last = max(entries)
+        if self._last is None or last > self._last:
+            self._gap, self._last = gap, last
+        self._entries.update(entries)
+        self.shares[share] = None
 
-    def told(self) -> Gap:
+    def add(self, other: _Loss) -> None:
+        """Add what another look found of the lane."""
+        assert other._gap is not None and other._last is not None, "something was noted"
+        if self._last is None or other._last > self._last:
+            self._gap, self._last = other._gap, other._last
+        self._entries |= other._entries
+        self.shares |= other.shares
+
+    def gap(self) -> Gap:
         """Return one gap for all of it."""
-        gap = self.gap
+        gap = self._gap
+        assert gap is not None, "something was noted"
         return Gap(
             gap.topic,
             partition=gap.partition,
             lane=gap.lane,
-            position=min(self.entries).message_id(gap.partition),
+            position=min(self._entries).message_id(gap.partition),
             first=gap.first,
-            missing=len(self.entries),
+            missing=len(self._entries),
         )
 
 
 class Losses:
-    """Gathers lost entries, by lane, for a short while: shares are taken over one by one.
-
-    Messages wait meanwhile, so that a gap comes before what follows it; but not all the time, if
-    more and more is found to be lost.
+    """See the head of this module.
 
     Args:
-        on_ready: called when there is something to take.
+        holdings: what this member has.
+        change: stores a share soon.
+        figures: the client's, which count gaps.
+        by_key: whether messages are held back.
     """
 
-    def __init__(self, on_ready: Callable[[], None]) -> None:
-        self._lanes: dict[tuple[str, int, int], _Lane] = {}
-        self._ready_at = math.inf
-        self._free_until = -math.inf
-        self._news = trio.Event()
-        self._on_ready = on_ready
+    def __init__(
+        self,
+        holdings: Holdings,
+        change: Callable[[Share], None],
+        figures: Figures,
+        *,
+        by_key: bool,
+    ) -> None:
+        self._holdings = holdings
+        self._change = change
+        self._figures = figures
+        self._by_key = by_key
+        self._found: dict[Lane, _Loss] = {}
+        """by the look that is under way"""
+        self._told_next: dict[Lane, _Loss] = {}
 
     @property
-    def holds(self) -> bool:
-        """True while messages wait."""
-        return bool(self._lanes) and trio.current_time() >= self._free_until
+    def has_some(self) -> bool:
+        """True if take() has something."""
+        return bool(self._told_next)
 
-    def note(self, gap: Gap, lost: Iterable[Place]) -> None:
-        """Add entries of one share; several shares may have messages of the same entry."""
-        if entries := set(lost):
-            lane = (gap.topic, gap.partition, gap.lane)
-            if not self._lanes:
-                self._ready_at = trio.current_time() + GATHER_S
-                self._news.set()
-            self._lanes.setdefault(lane, _Lane(gap)).note(gap, entries)
+    def note(self, gap: Gap, share: Share, entries: Collection[Place]) -> None:
+        """Add entries that a share has lost, if there are any."""
+        if entries:
+            lane = share.part, share.record.lane
+            self._found.setdefault(lane, _Loss()).note(gap, share, entries)
+            if self._by_key:
+                self._holdings.hold_back(share.part)
 
-    async def run(self) -> NoReturn:
-        """Say when there is something to take, until cancelled."""
-        while True:
-            await self._news.wait()
-            self._news = trio.Event()
-            await trio.sleep_until(self._ready_at)
-            self._on_ready()
+    def gather(self) -> None:
+        """Let take() have what was found: the look is over."""
+        for lane, loss in self._found.items():
+            self._told_next.setdefault(lane, _Loss()).add(loss)
+        self._found.clear()
 
-    def take(self, *, is_over: bool = False) -> Gap | None:
-        """Return one gap for all that was lost of a lane, if it was gathered for long enough.
-
-        *is_over*: however long it was.
-        """
-        now = trio.current_time()
-        if not self._lanes or (now < self._ready_at and not is_over):
+    def take(self) -> Gap | None:
+        """Return one gap for all that is lost of a lane. It is told: nobody else tells of it."""
+        if not self._told_next:
             return None
-        told = self._lanes.pop(next(iter(self._lanes))).told()
-        self._free_until = now + GATHER_S
-        return told
+        lane = next(iter(self._told_next))
+        loss = self._told_next.pop(lane)
+        for share in loss.shares:
+            if self._holdings.give_up(share):
+                self._change(share)
+        part = lane[0]
+        if all(each[0] != part for each in (*self._told_next, *self._found)):
+            self._holdings.go_on(part)
+        gap = loss.gap()
+        self._figures.reading(gap.topic).gaps += 1
+        return gap
+
+    def clear(self) -> None:
+        """Tell of nothing: others have these shares."""
+        self._found.clear()
+        self._told_next.clear()

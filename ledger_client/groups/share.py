@@ -43,6 +43,8 @@ class State(IntEnum):
     """one of its key is to be delivered first"""
     LEAVING = 6
     """others are to have it"""
+    LOST = 7
+    """it was removed before anybody was done with it, and the application is not told yet"""
 
 
 _IS_DONE = bytes(0x31 if state == State.DONE else 0x30 for state in range(256))
@@ -159,23 +161,24 @@ class Share:
             at = self.states.find(state, at + 1)
         return found
 
-    def lost(self, removals: Sequence[RemovedLedgers]) -> list[Place]:
-        """Return the entries with messages that are not done and not there.
+    def lose(self, removals: Sequence[RemovedLedgers]) -> list[Place]:
+        """Note that messages are lost which are not done and not there; return their entries.
 
         *removals*: what was deleted on purpose, which is no loss.
         """
-        gone = [index for index in self.in_state(State.READY) if self.messages[index] is None]
-        numbers = sorted({bisect_right(self.first, index) - 1 for index in gone})
-        begin = self.begin
-        places = [
-            begin._replace(entry=begin.entry + each, version=begin.version + each)
-            for each in numbers
-        ]
-        return [
-            place
-            for place in places
-            if not any(each.version <= place.version < each.stop_version for each in removals)
-        ]
+        lost: dict[Place, None] = {}
+        for index in self.in_state(State.READY):
+            place = self._entry_of(index)
+            if self.messages[index] is None and not any(
+                each.version <= place.version < each.stop_version for each in removals
+            ):
+                self.states[index] = State.LOST
+                lost[place] = None
+        return list(lost)
+
+    def _entry_of(self, index: int) -> Place:
+        number, begin = bisect_right(self.first, index) - 1, self.begin
+        return begin._replace(entry=begin.entry + number, version=begin.version + number)
 
     def note_delivery(self, index: int) -> None:
         """Count one more delivery of a message; it must be stored before the message goes out."""

@@ -16,7 +16,7 @@ import math
 import secrets
 from collections import deque
 from collections.abc import Iterable, Sequence, Set
-from itertools import count
+from itertools import count, islice
 
 import trio
 
@@ -26,6 +26,7 @@ from ledger_client.figures import ConsumeFigures
 from ledger_client.groups.acknowledging import GONE, Saver
 from ledger_client.groups.arrivals import Arrivals, Awaited
 from ledger_client.groups.holdings import Holdings
+from ledger_client.groups.losses import Losses
 from ledger_client.groups.options import ConsumerOptions, TopicPartition
 from ledger_client.groups.progress import Progress
 from ledger_client.groups.share import Share, State
@@ -33,7 +34,6 @@ from ledger_client.groups.share_rows import ShareRows
 from ledger_client.groups.sharing import Sharing
 from ledger_client.groups.sources import DeadSender, OpenDead, PartSource
 from ledger_client.groups.taking import Taking
-from ledger_client.message_id import MessageId
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.messages import Message, decoding
 from ledger_client.topics.positions import Place, Places
@@ -87,6 +87,16 @@ class Shared:
             timeout_s=context.options.metadata_timeout_s,
         )
         self._saver = Saver(membership.group, self._rows, self._holdings)
+        self._losses = Losses(
+            self._holdings,
+            self._saver.change,
+            context.figures,
+            by_key=options.mode == "key-shared",
+        )
+        self._was_told = False
+        """the last call raised what is lost; if there are messages, the next one has some"""
+        self._last_gap: Gap | None = None
+        """what the end of the consumer raises"""
         self._taking = Taking(
             options,
             partitions,
@@ -110,8 +120,6 @@ class Shared:
         self._dead: DeadSender = open_dead(
             context, membership.group, membership.member, options.dead_topic
         )
-        self._missed: dict[tuple[str, int, int], MessageId | None] = {}
-        """by topic, partition and lane, the message after the last gap that was counted"""
         self._due: deque[tuple[Share, int]] = deque()
         """messages to deliver again, which have to be counted first"""
         self._paused_due: list[tuple[Share, int]] = []
@@ -137,7 +145,7 @@ class Shared:
         return self
 
     async def __anext__(self) -> Message:
-        message = None if self._due else self._next()
+        message = None if self._due or self._must_raise else self._next()
         while message is None:
             await self._have_some(1)
             message = self._next()
@@ -148,9 +156,9 @@ class Shared:
         """Return the next messages; none if *wait_s* passes without any."""
         messages: list[Message] = []
         with trio.move_on_after(wait_s):
-            await self._have_some(messages_max)
-        while len(messages) < messages_max and (message := self._next()) is not None:
-            messages.append(message)
+            while not messages:  # what there is may wait for others of its key
+                await self._have_some(messages_max)
+                messages = [*islice(iter(self._next, None), messages_max)]
         self._last = messages
         return messages
 
@@ -164,14 +172,13 @@ class Shared:
         self._arrivals.note()
 
     def _next(self) -> Message | None:
-        message = None  # a wait may end as there is a failure
-        if not self._taking.has_failed:
-            message = self._holdings.next(trio.current_time())
+        message = self._holdings.next(trio.current_time())
         self._handed += 1
         self._taking.look()
-        if message is None or self._decoding is None:
-            return message
-        return self._decoding(message)
+        if message is None:
+            return None
+        self._was_told = False
+        return message if self._decoding is None else self._decoding(message)
 
     async def _have_some(self, wanted: int) -> None:
         """Return when there is a message to hand out.
@@ -182,19 +189,38 @@ class Shared:
             LedgerError: reading failed. Nothing is taken until then, however much is at hand.
         """
         with self._taker:
-            self._taking.raise_failure()
-            self._partitions.raise_deleted()
+            self._raise_failure()
             while True:
-                if self._due and not self._taking.has_failed:
+                if self._due:
                     await self._count_due(wanted)
-                if self._holdings.has_next and not self._taking.has_failed:
+                if self._holdings.has_next:
                     return
                 await self._arrivals.until(self._has_some)
 
     def _has_some(self) -> bool:
+        self._raise_failure()
+        return self._is_some_at_hand
+
+    @property
+    def _must_raise(self) -> bool:
+        """Whether a call raises something before anything is handed out.
+
+        After a loss was told, messages come before the next one: more and more may be found to be
+        lost, or an application may take long over each.
+        """
+        has_lost = self._losses.has_some and not (self._was_told and self._is_some_at_hand)
+        return has_lost or self._taking.has_failed
+
+    @property
+    def _is_some_at_hand(self) -> bool:
+        return bool(self._due) or self._holdings.has_next
+
+    def _raise_failure(self) -> None:
         self._taking.raise_failure()
         self._partitions.raise_deleted()
-        return bool(self._due or self._holdings.has_next) and not self._taking.has_failed
+        if self._must_raise and (gap := self._losses.take()) is not None:
+            self._was_told = True
+            raise gap
 
     def _look(self) -> None:
         self._taking.look()
@@ -373,14 +399,17 @@ class Shared:
 
     # --- shares come and go --------------------------------------------------------------
 
-    def miss(self, gap: Gap, lost: Sequence[Place]) -> None:
-        """Count what is lost, and let a call of the application raise it, unless it skips gaps."""
-        lane = (gap.topic, gap.partition, gap.lane)
-        if lost and (lane not in self._missed or self._missed[lane] != gap.first):
-            self._missed[lane] = gap.first
-            self._figures.reading(gap.topic).gaps += 1
-        if lost and self._options.on_gap == "raise":
-            self._taking.miss(gap, lost)
+    def miss(self, gap: Gap, share: Share, lost: Sequence[Place]) -> None:
+        """Note what a share has lost; tell() tells of it."""
+        self._losses.note(gap, share, lost)
+
+    def tell(self) -> None:
+        """Let calls of the application raise what is lost, unless it skips gaps."""
+        self._losses.gather()
+        while self._options.on_gap == "skip" and self._losses.take() is not None:
+            pass
+        if self._losses.has_some:
+            self._arrivals.note()
 
     def receive(self, share: Share) -> None:
         """Hand out the messages of a share that this member has by now."""
@@ -504,6 +533,7 @@ class Shared:
         self._begun.clear()
         self._taking.lose()
         self._holdings.clear()
+        self._losses.clear()
         self._due.clear()
         self._paused_due.clear()
         self._later.clear()
@@ -543,7 +573,6 @@ class Shared:
             for work in (
                 self._saver.run,
                 self._taking.run,
-                self._taking.tell,
                 self._sharing.run,
                 self._read_begun,
                 self._look_at_times,
@@ -552,13 +581,19 @@ class Shared:
                 nursery.start_soon(work)
 
     def raise_failures(self) -> None:
-        """Raise what went wrong and was not raised yet. Raises LedgerError."""
-        self._taking.raise_last()
+        """Raise what went wrong and was not raised yet: a gap before all else."""
+        gap, self._last_gap = self._last_gap, None
+        if gap is None:
+            self._taking.raise_failure()
+        else:
+            raise gap
 
     async def close(self, *, is_done: bool, commits: bool) -> None:
         """Store acknowledgements, and leave everything else to others. Raises LedgerError."""
         self._taking.stop()
         await self._taking.settle()
+        # Others tell of the rest, and of this one too if nobody would see it here.
+        self._last_gap = self._losses.take() if is_done else None
         try:
             if lost := await self._saver.flush():
                 _log.warning("%s", self._partitions.refusal(lost, GONE))

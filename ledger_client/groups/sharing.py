@@ -9,8 +9,15 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence, Set as AbstractSet
-from contextlib import suppress
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Sequence,
+    Set as AbstractSet,
+)
+from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
@@ -74,8 +81,11 @@ class Receiver(Keeper, Protocol):
     def receive(self, share: Share) -> None:
         """Hand out the messages of a share."""
 
-    def miss(self, gap: Gap, lost: Sequence[Place]) -> None:
-        """Tell of entries that were removed before anybody was done with them."""
+    def miss(self, gap: Gap, share: Share, lost: Sequence[Place]) -> None:
+        """Note that entries of a share were removed before anybody was done with them."""
+
+    def tell(self) -> None:
+        """Tell of what was noted: the look at what is left over has ended."""
 
     def due(self) -> list[tuple[Share, int]]:
         """Return the messages that are to be delivered again."""
@@ -185,12 +195,21 @@ class Sharing:
         self._has_others = await self._rows.others()
         await self.adopt_orphans()
 
+    @asynccontextmanager
+    async def _look(self) -> AsyncIterator[None]:
+        """A look at what is left over, one at a time; of losses it tells at its end."""
+        async with self._turn:
+            try:
+                yield
+            finally:
+                self._receiver.tell()
+
     async def adopt_orphans(self) -> None:
         """Take over what nobody has; with keys in order, all of it that is for this member.
 
         Raises LedgerError.
         """
-        async with self._turn:
+        async with self._look():
             await self._passing.recall()
             await self._passing.leave()
             if self._passing.is_leaving:
@@ -315,7 +334,7 @@ class Sharing:
         return self._by_key and self._partitions.parts is not parts
 
     async def _take_gifts(self) -> None:
-        async with self._turn:
+        async with self._look():
             self._begun = frozenset(self._partitions.begun)
             for item in await self._rows.given(self._holdings.shares):
                 await self._adopt(item, self._partitions.parts, {})
@@ -367,7 +386,7 @@ class Sharing:
             # Not before: what others changed meanwhile is looked at again.
             self._slots_of |= {item[0]: theirs} if rest is not None else {}
             if kept.gap is not None:
-                self._receiver.miss(kept.gap, share.lost(kept.removals))
+                self._receiver.miss(kept.gap, share, share.lose(kept.removals))
             self._receiver.receive(share)
             self._holdings.precede(share, share.in_state(State.READY))
         return True

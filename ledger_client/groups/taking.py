@@ -6,7 +6,7 @@ Both change in one transaction, so an entry is taken once, whoever has the parti
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import trio
@@ -19,7 +19,6 @@ from ledger_client.errors import (
     NoSuchTopic,
 )
 from ledger_client.groups.holdings import Holdings
-from ledger_client.groups.losses import Losses
 from ledger_client.groups.options import ConsumerOptions
 from ledger_client.groups.progress import Progress
 from ledger_client.groups.share import Share, done_bits, new_name
@@ -153,7 +152,6 @@ class Taking:
         self._waits_for_room = False
         self._turn = trio.Lock()
         self._feed = 0
-        self._losses = Losses(on_failure)
         self._failure: LedgerError | None = None
         self._is_over = False
 
@@ -228,42 +226,15 @@ class Taking:
 
     @property
     def has_failed(self) -> bool:
-        """True if raise_failure() has something to raise, or will have it soon.
-
-        Nothing more is taken, and nothing is to be handed out, before.
-        """
-        return self._failure is not None or self._losses.holds
+        """True if raise_failure() has something to raise: nothing more is taken before."""
+        return self._failure is not None
 
     def raise_failure(self) -> None:
         """Raise what went wrong with reading, once. Raises LedgerError."""
-        if (failure := self._take_failure()) is not None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
             self._news.set()  # what comes after it
             raise failure
-
-    def _take_failure(self, *, is_over: bool = False) -> LedgerError | None:
-        failure, self._failure = self._failure, None
-        return failure or self._losses.take(is_over=is_over)
-
-    def miss(self, gap: Gap, lost: Iterable[Place]) -> None:
-        """Let a call of the application raise what is lost, soon, with what else is by then."""
-        self._losses.note(gap, lost)
-
-    def _log_failures(self) -> None:
-        """Log what the application was not told of."""
-        while (failure := self._take_failure(is_over=True)) is not None:
-            _log.warning("group %s: %s", self._options.group, failure)
-
-    def raise_last(self) -> None:
-        """Raise what the application was not told of: this is the end. Raises LedgerError."""
-        if (failure := self._take_failure(is_over=True)) is not None:
-            raise failure
-
-    async def tell(self) -> None:
-        """Call *on_failure* for what is lost, until cancelled; log what was not raised by then."""
-        try:
-            await self._losses.run()
-        finally:
-            self._log_failures()
 
     async def run(self) -> None:
         """Take until cancelled."""

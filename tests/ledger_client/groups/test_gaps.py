@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Literal
 
 import pytest
 import trio
 from group_rig import ORDERS, rest, send, shop, take
+from group_shares import share_of
 from prometheus_client import CollectorRegistry
 from trio.testing import MockClock
 
@@ -22,6 +24,8 @@ from ledger_client.groups.shared import Shared
 from ledger_client.groups.taking import Taking
 from ledger_client.opening import Opening
 from ledger_client.topics.positions import Place
+from metadata.groups.assignment import Part
+from metadata.groups.rows import member_key
 from metadata.groups.shares import ShareRecord
 from metadata.store import Item
 from metadata.topics import RollPolicy
@@ -43,6 +47,9 @@ async def client(autojump_clock: MockClock) -> AsyncIterator[Client]:
             await client.topics.purge(ORDERS)
             await producer.send(b"13")
         yield client
+
+
+ID = MessageId(1, 0, 0, 0)
 
 
 def told(client: Client, name: str) -> float | None:
@@ -225,24 +232,23 @@ async def test_entries_of_which_several_members_had_messages_are_counted_once(
         assert gaps[0].missing == 6
 
 
-@pytest.fixture
-def slow_adoptions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes a while to take over a share."""
+def slow_adoptions(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let it take a while to take over a share."""
     adopt = ShareRows.adopt
 
     async def slowly(self: ShareRows, item: Item, share: Share, rest: ShareRecord | None) -> bool:
-        await trio.sleep(0.15)
+        await trio.sleep(seconds)
         return await adopt(self, item, share, rest)
 
     monkeypatch.setattr(ShareRows, "adopt", slowly)
 
 
-async def took_over(client: Client, mode: str, lost: int) -> list[int | None]:
+async def took_over(client: Client, lost: int) -> list[int | None]:
     """Let *lost* messages and five more be left; return what the next member gets, None for a gap.
 
     *lost*: a multiple of six.
     """
-    left = Left(client, mode)
+    left = Left(client, "key-shared")
     await client.topics.delete(ORDERS)
     await client.topics.create(ORDERS, roll=RollPolicy(entries=6))
     async with left.consumer() as member, client.producer(ORDERS, batching=False) as producer:
@@ -253,36 +259,47 @@ async def took_over(client: Client, mode: str, lost: int) -> list[int | None]:
         await client.topics.purge(ORDERS)
     found: list[int | None] = []
     async with left.consumer() as consumer:
-        until = trio.current_time() + 12
+        until = trio.current_time() + 60
         while trio.current_time() < until and found[-1:] != [lost + 4]:
             try:
                 batch = await consumer.poll(wait_s=0.1)
-            except Gap:
+            except Gap as gap:
                 found.append(None)
+                assert gap.missing == lost
             else:
                 found += [int(each.value or b"") for each in batch]
                 await consumer.ack(batch)
     return found
 
 
-@pytest.mark.usefixtures("slow_adoptions")
-async def test_a_gap_comes_before_the_messages_behind_it(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("seconds", [0, 0.03, 0.06, 0.15, 2])
+@pytest.mark.parametrize("lost", [6, 12])
+async def test_a_gap_comes_before_the_messages_behind_it(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, seconds: float, lost: int
+) -> None:
     """Also if the application asks again while the rest of it is being found."""
+    slow_adoptions(monkeypatch, seconds)
     async with shop(1) as (_, client):
-        found = await took_over(client, "key-shared", 6)
-        assert found[0] is None
-        assert found[-5:] == [*range(6, 11)]
-        assert {*found[:-5]} == {None}
+        assert await took_over(client, lost) == [None, *range(lost, lost + 5)]
 
 
-GAP = Gap(ORDERS, partition=0, lane=0, position=MessageId(1, 0, 0, 0), first=None, missing=1)
-
-
-def lose_one(consumer: GroupConsumer) -> Taking:
-    """Let a message of a lost member be gone."""
+def lose(consumer: GroupConsumer, *partitions: int) -> Taking:
+    """Let a message of a lost member be gone in each partition; one look finds it."""
     delivery = consumer._delivery
     assert isinstance(delivery, Shared)
-    delivery.miss(GAP, [Place(0)])
+    for partition in partitions:
+        share = share_of("a", name=f"lost-{partition}")
+        share.part = Part(share.part.topic, partition)
+        gap = Gap(
+            ORDERS,
+            partition=partition,
+            lane=0,
+            position=MessageId(1, 0, partition, 0),
+            first=None,
+            missing=1,
+        )
+        delivery.miss(gap, share, [Place(0)])
+    delivery.tell()
     return delivery._taking
 
 
@@ -292,9 +309,8 @@ async def test_failures_that_come_later_hide_no_gap(autojump_clock: MockClock) -
         client.consumer(ORDERS, group="billing", mode="shared") as consumer,
     ):
         await consumer.poll(wait_s=1)
-        taking = lose_one(consumer)
-        await trio.sleep(1)
-        taking.fail(GAP)  # a reader met another one
+        taking = lose(consumer, 0)
+        taking.fail(Gap(ORDERS, partition=0, lane=0, position=ID, first=None, missing=1))
         taking.fail(LedgerError("no bookie answers"))
         consumer._membership.fail(MemberRemoved("billing", "m", "it was silent"))
         for kind in (Gap, Gap, MemberRemoved):
@@ -303,35 +319,80 @@ async def test_failures_that_come_later_hide_no_gap(autojump_clock: MockClock) -
 
 
 @pytest.mark.parametrize("call", ["poll", "next"])
-async def test_what_is_at_hand_waits_until_a_gap_is_told(
-    autojump_clock: MockClock, call: str
+@pytest.mark.parametrize("pause_s", [0, 0.3, 5])
+async def test_messages_at_hand_come_between_gaps(
+    autojump_clock: MockClock, call: str, pause_s: float
 ) -> None:
-    """A call that ends before has nothing, and one that waits longer does not end with nothing."""
+    """However much is found to be lost, and however long the application takes over a gap."""
 
     async def following() -> Message:
         if call == "next":
             return await anext(consumer)
-        return (await consumer.poll(wait_s=math.inf, messages_max=1))[0]
+        (message,) = await consumer.poll(wait_s=math.inf, messages_max=1)
+        return message
 
     async with (
-        shop(1) as (_, client),
+        shop(4) as (_, client),
         client.consumer(ORDERS, group="billing", mode="shared", start="earliest") as consumer,
     ):
-        await send(client, 0, 2)
-        assert (await following()).value == b"0"
-        lose_one(consumer)
-        assert await consumer.poll(wait_s=0.1) == []
-        with pytest.raises(Gap), trio.fail_after(5):
-            await following()
-        assert (await following()).value == b"1"
+        await send(client, 0, 20)
+        await following()
+        found: list[str] = []
+        lose(consumer, *range(4))
+        for _ in range(8):
+            try:
+                await following()
+                found.append("message")
+            except Gap:
+                found.append("gap")
+                if len(found) < 6:
+                    lose(consumer, 0)
+                await trio.sleep(pause_s)
+        assert found == ["gap", "message"] * 4
+        await drained(consumer)
 
 
-@pytest.mark.usefixtures("slow_adoptions")
+async def test_without_a_message_at_hand_all_gaps_come_at_once(autojump_clock: MockClock) -> None:
+    async with (
+        shop(4) as (_, client),
+        client.consumer(ORDERS, group="billing", mode="shared") as consumer,
+    ):
+        await consumer.poll(wait_s=1)
+        lose(consumer, 0, 1, 2)
+        now = trio.current_time()
+        for partition in range(3):
+            with pytest.raises(Gap) as raised:
+                await consumer.poll(wait_s=math.inf)
+            assert raised.value.partition == partition
+        assert trio.current_time() == now
+
+
+@pytest.mark.parametrize("wait_s", [10, math.inf])
+async def test_a_call_goes_on_waiting_where_what_is_there_waits_for_another_one_of_its_key(
+    autojump_clock: MockClock, wait_s: float
+) -> None:
+    async with (
+        shop(1) as (_, client),
+        client.consumer(ORDERS, group="billing", mode="key-shared", start="earliest") as consumer,
+    ):
+        async with client.producer(ORDERS, batching=False) as producer:
+            for number in range(3):
+                await producer.send(b"%d" % number, key=b"k")
+        (first,) = await consumer.poll(wait_s=5, messages_max=1)
+        await trio.sleep(1)
+        consumer.nack(first, delay_s=5)
+        began = trio.current_time()
+        (again,) = await consumer.poll(wait_s=wait_s, messages_max=1)
+        assert again.id == first.id
+        assert trio.current_time() - began >= 5
+
+
 @pytest.mark.parametrize("on_gap", ["raise", "skip"])
 async def test_other_messages_come_while_much_is_found_to_be_lost(
-    autojump_clock: MockClock, on_gap: Literal["raise", "skip"]
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, on_gap: Literal["raise", "skip"]
 ) -> None:
     """It takes several seconds to take over what the other member had."""
+    slow_adoptions(monkeypatch, 0.15)
     async with shop(1) as (cluster, client), cluster.client() as theirs:
         left = Left(theirs, "shared")
         await client.topics.delete(ORDERS)
@@ -380,21 +441,101 @@ async def ask(
                 await consumer.ack(batch)
 
 
-async def test_gaps_that_nobody_asked_for_are_logged_at_the_end(
-    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("mode", ["shared", "key-shared"])
+@pytest.mark.parametrize("fate", ["failed", "removed", "closed"])
+async def test_a_gap_that_a_member_did_not_ask_for_is_told_to_the_next_one(
+    autojump_clock: MockClock, mode: str, fate: str
 ) -> None:
-    """Whether the application is done, which raises one of them, or its block failed."""
-    async with shop(1) as (_, client):
-        for kind in (Gap, KeyError):
-            caplog.clear()
-            left = Left(client, "shared")
-            await left.fill(2, 12)
-            await left.purge(12)
-            with pytest.raises(kind) as raised:
-                async with left.consumer():
+    """Its block failed, it was lost, or it left by close()."""
+    async with shop(2) as (cluster, client):
+        left = Left(client, mode)
+        await left.fill(2, 12)
+        await left.purge(12)
+        with suppress(KeyError, Gap, MemberRemoved):
+            async with left.consumer() as consumer:
+                await trio.sleep(5)
+                if fate == "failed":
+                    raise KeyError
+                if fate == "removed":
+                    member = consumer._membership.member
+                    await cluster.store.delete(member_key("billing", member))
                     await trio.sleep(5)
-                    if kind is KeyError:
-                        raise KeyError
-            told = caplog.text + str(raised.value)
-            for partition in (0, 1):
-                assert told.count(str(left.first(partition))) == 1
+                    raise KeyError
+                await consumer.close()
+        async with left.consumer() as consumer:
+            gaps, _found = await drained(consumer)
+        for partition in (0, 1):
+            first = left.first(partition)
+            had = sum(each.id.partition == partition for each in left.had)
+            (gap,) = [each for each in gaps if each.position[:2] == first[:2]]
+            assert gap.missing == had
+
+
+async def test_the_end_of_the_block_raises_a_gap_and_leaves_the_others_to_the_next_member(
+    autojump_clock: MockClock,
+) -> None:
+    async with shop(2) as (_, client):
+        left = Left(client, "shared")
+        await left.fill(2, 12)
+        await left.purge(12)
+        firsts = {left.first(partition)[:2] for partition in (0, 1)}
+        told: list[tuple[int, int]] = []
+        with pytest.raises(Gap) as raised:
+            async with left.consumer():
+                await trio.sleep(5)
+        told.append(raised.value.position[:2])
+        async with left.consumer() as consumer:
+            gaps, _found = await drained(consumer)
+        told += [each.position[:2] for each in gaps if each.position[:2] in firsts]
+        assert sorted(told) == sorted(firsts)
+
+
+async def test_each_loss_counts_that_is_skipped(autojump_clock: MockClock) -> None:
+    """Also where nothing is left of the lane behind it."""
+    async with (
+        shop(1) as (_, client),
+        client.consumer(ORDERS, group="billing", mode="shared", on_gap="skip") as consumer,
+    ):
+        before = told(client, "read_gaps_total") or 0
+        for _ in range(3):
+            lose(consumer, 0)
+            await trio.sleep(60)
+        assert (told(client, "read_gaps_total") or 0) - before == 3
+
+
+async def test_an_application_that_waits_is_told_of_a_gap_at_once(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    async with (
+        shop(1) as (_, client),
+        client.consumer(ORDERS, group="billing", mode="shared") as consumer,
+    ):
+        await consumer.poll(wait_s=1)
+
+        async def lose_one() -> None:
+            await trio.sleep(1)
+            lose(consumer, 0)
+
+        nursery.start_soon(lose_one)
+        with pytest.raises(Gap), trio.fail_after(1.1):
+            await consumer.poll(wait_s=math.inf)
+
+
+@pytest.mark.parametrize("mode", ["shared", "key-shared"])
+async def test_a_member_that_comes_back_is_not_told_what_another_one_was(
+    autojump_clock: MockClock, mode: str
+) -> None:
+    async with shop(2) as (cluster, client), cluster.client() as theirs:
+        left = Left(client, mode)
+        await left.fill(2, 12)
+        await left.purge(12)
+        firsts = {left.first(partition)[:2] for partition in (0, 1)}
+        async with left.consumer() as consumer:
+            await trio.sleep(5)
+            await cluster.store.delete(member_key("billing", consumer._membership.member))
+            await trio.sleep(5)
+            async with Left(theirs, mode).consumer() as other:
+                gaps, _found = await drained(other)
+            again, _found = await drained(consumer)
+        told = [each.position[:2] for each in [*gaps, *again] if each.position[:2] in firsts]
+        assert sorted(told) == sorted(firsts)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import trio
+import msgspec
+import pytest
 from group_shares import share_of
-from trio.testing import MockClock
 
 from ledger_client import Gap, MessageId
-from ledger_client.groups.losses import GATHER_S, Losses
-from ledger_client.groups.share import Share
+from ledger_client.figures import Figures
+from ledger_client.groups.holdings import Holdings
+from ledger_client.groups.losses import Losses
+from ledger_client.groups.share import Share, State, messages_left
 from ledger_client.topics.positions import Place
 from metadata.groups.shares import ShareRecord
 from metadata.topics import RemovedLedgers
@@ -16,107 +18,142 @@ from metadata.topics import RemovedLedgers
 TOPIC = "shop/orders"
 
 
-def gap(first: int | None = None, *, topic: str = TOPIC, partition: int = 0, lane: int = 0) -> Gap:
+def gap(first: int | None = None) -> Gap:
     """The gap that a reader met, which goes on in ledger *first*."""
-    left = None if first is None else MessageId(first, 0, partition, 0)
-    position = MessageId(1, 0, partition, 0)
-    return Gap(topic, partition=partition, lane=lane, position=position, first=left, missing=99)
+    left = None if first is None else MessageId(first, 0, 0, 0)
+    position = MessageId(1, 0, 0, 0)
+    return Gap(TOPIC, partition=0, lane=0, position=position, first=left, missing=99)
 
 
 def entry(number: int, *, ledger: int = 0) -> Place:
     return Place(ledger, number, 0, 10 + ledger, 100 * ledger + number)
 
 
-async def gathered(losses: Losses) -> list[Gap]:
-    """Return what there is to take, after a while."""
-    await trio.sleep(GATHER_S)
-    found: list[Gap] = []
-    while (told := losses.take()) is not None:
-        found.append(told)
-    assert not losses.holds
-    return found
+def lost_share(name: str = "s", *, topic: int = 1, lane: int = 0) -> Share:
+    """A share of two messages, of which the first is lost."""
+    share = share_of("aa", name=name, topic=topic)
+    share.record = msgspec.structs.replace(share.record, lane=lane)
+    share.messages[0] = None
+    assert len(share.lose([])) == 1
+    return share
 
 
-async def test_an_entry_of_which_several_shares_had_messages_is_counted_once(
-    autojump_clock: MockClock,
-) -> None:
-    losses = Losses(lambda: None)
-    losses.note(gap(), [entry(3), entry(1)])
-    losses.note(gap(), [entry(1), entry(2)])
-    (told,) = await gathered(losses)
+class Rig:
+    """Losses of a member, with what it has and what it stores."""
+
+    def __init__(self, *, by_key: bool = False) -> None:
+        self.holdings = Holdings(by_key=by_key)
+        self.figures = Figures()
+        self.stored: list[Share] = []
+        self.losses = Losses(self.holdings, self.stored.append, self.figures, by_key=by_key)
+
+    def have(self, share: Share, lost: Gap | None = None, *entries: Place) -> Share:
+        """Take over a share that has lost these entries, or none."""
+        if lost is not None:
+            self.losses.note(lost, share, entries)
+        self.holdings.add(share)
+        self.holdings.release(share)
+        return share
+
+    def told(self) -> list[Gap]:
+        """Return all that there is to tell."""
+        return [*iter(self.losses.take, None)]
+
+
+def test_an_entry_of_which_several_shares_had_messages_is_counted_once() -> None:
+    rig = Rig()
+    rig.have(lost_share("s"), gap(), entry(3), entry(1))
+    rig.have(lost_share("t"), gap(), entry(1), entry(2))
+    rig.losses.gather()
+    (told,) = rig.told()
     assert told.missing == 3
     assert told.position == MessageId(10, 1, 0, 0)
 
 
-async def test_a_gap_ends_where_that_of_its_last_entry_does(autojump_clock: MockClock) -> None:
-    """Shares are taken over in any order."""
-    losses = Losses(lambda: None)
-    losses.note(gap(5), [entry(1)])
-    losses.note(gap(20), [entry(0, ledger=2)])
-    losses.note(gap(12), [entry(0, ledger=1)])
-    (told,) = await gathered(losses)
+@pytest.mark.parametrize("looks", [1, 3])
+def test_a_gap_ends_where_that_of_its_last_entry_does(looks: int) -> None:
+    """Shares are taken over in any order, by one look or by several before it is told."""
+    rig = Rig()
+    for first, place in ((5, entry(1)), (20, entry(0, ledger=2)), (12, entry(0, ledger=1))):
+        rig.have(lost_share(str(first)), gap(first), place)
+        if looks == 3:
+            rig.losses.gather()
+    rig.losses.gather()
+    (told,) = rig.told()
     assert told.first == MessageId(20, 0, 0, 0)
     assert told.position == MessageId(10, 1, 0, 0)
     assert told.missing == 3
 
 
-async def test_each_lane_has_a_gap_of_its_own(autojump_clock: MockClock) -> None:
-    losses = Losses(lambda: None)
-    places = [
-        (topic, partition, lane)
-        for topic in (TOPIC, "shop/other")
-        for partition in (0, 1)
-        for lane in (0, 1)
-    ]
-    for topic, partition, lane in places:
-        losses.note(gap(topic=topic, partition=partition, lane=lane), [entry(1)])
-    told = await gathered(losses)
-    assert [(each.topic, each.partition, each.lane) for each in told] == places
-    assert {each.missing for each in told} == {1}
-    assert [each.position.partition for each in told] == [each[1] for each in places]
+def test_each_lane_has_a_gap_of_its_own() -> None:
+    rig = Rig()
+    for topic in (1, 2):
+        for lane in (0, 1):
+            rig.have(lost_share(f"{topic}{lane}", topic=topic, lane=lane), gap(), entry(lane))
+    rig.losses.gather()
+    assert [each.missing for each in rig.told()] == [1] * 4
+    assert rig.figures.reading(TOPIC).gaps == 4
 
 
-async def test_losses_are_told_once_and_a_while_after_the_first_one(
-    autojump_clock: MockClock, nursery: trio.Nursery
-) -> None:
-    ready: list[float] = []
-    losses = Losses(lambda: ready.append(trio.current_time()))
-    nursery.start_soon(losses.run)
-    losses.note(gap(), [])
-    assert losses.take(is_over=True) is None
-    for turn in range(3):
-        await trio.sleep(1)
-        losses.note(gap(), [entry(turn)])
-        await trio.sleep(GATHER_S / 2)
-        losses.note(gap(), [entry(turn + 10)])
-        assert losses.holds
-        assert losses.take() is None
-        await trio.sleep(GATHER_S / 2)
-        (told,) = await gathered(losses)
-        assert told.missing == 2
-    assert len(ready) == 3
-    assert ready[0] == 1 + GATHER_S
+def test_what_is_lost_is_told_once_after_the_look_that_found_it() -> None:
+    rig = Rig()
+    rig.have(lost_share(), gap(), entry(1))
+    assert rig.told() == []
+    rig.losses.gather()
+    assert len(rig.told()) == 1
+    rig.losses.gather()
+    assert rig.told() == []
 
 
-async def test_messages_do_not_wait_all_the_time_while_more_and_more_is_lost(
-    autojump_clock: MockClock,
-) -> None:
-    losses, held = Losses(lambda: None), list[bool]()
-    for number in range(100):
-        losses.note(gap(), [entry(number)])
-        held.append(losses.holds)
-        await trio.sleep(GATHER_S / 10)
-        losses.take()
-    assert held.count(False) >= 40
-    assert held.count(True) >= 10
+def test_what_is_lost_is_done_once_it_was_told() -> None:
+    """Until then its row says that it is not, so that others tell of it if this member is lost."""
+    rig = Rig()
+    share = rig.have(lost_share(), gap(), entry(1))
+    rig.losses.gather()
+    assert messages_left(share.row("")) == 2
+    assert rig.stored == []
+    assert rig.holdings.left == 1, "no room is kept for what is lost"
+    rig.told()
+    assert rig.stored == [share]
+    assert messages_left(share.row("")) == 1
+    assert rig.holdings.left == 1
 
 
-async def test_what_was_not_gathered_for_long_is_told_at_the_end(autojump_clock: MockClock) -> None:
-    losses = Losses(lambda: None)
-    losses.note(gap(), [entry(1)])
-    assert losses.take() is None
-    assert losses.take(is_over=True) is not None
-    assert losses.take(is_over=True) is None
+def test_a_share_that_others_have_by_then_is_not_stored() -> None:
+    rig = Rig()
+    share = rig.have(lost_share(), gap(), entry(1))
+    rig.losses.gather()
+    rig.holdings.drop(share)
+    assert rig.holdings.left == 0
+    rig.told()
+    assert rig.stored == []
+
+
+def test_with_keys_in_order_a_partition_waits_until_its_gaps_are_told() -> None:
+    """Also what comes while one is being told; others do not wait."""
+    rig = Rig(by_key=True)
+    lost = rig.have(lost_share(), gap(), entry(1))
+    other = rig.have(share_of("b", name="o", topic=2))
+    rig.losses.gather()
+    rig.have(lost_share("t", lane=1), gap(), entry(1))
+    later = rig.have(share_of("c", name="u", entry=1))
+    assert rig.holdings.waiting == 1
+    assert rig.holdings.next(1.0) is other.messages[0]
+    assert rig.holdings.next(1.0) is None
+    assert len(rig.told()) == 1
+    assert rig.holdings.next(1.0) is None
+    rig.losses.gather()
+    assert len(rig.told()) == 1
+    found = [rig.holdings.next(1.0) for _ in range(4)]
+    assert found[0] is lost.messages[1]
+    assert found[2] is later.messages[0]
+    assert found[3] is None
+
+
+def test_without_order_nothing_waits_for_a_gap() -> None:
+    rig = Rig()
+    rig.have(lost_share(), gap(), entry(1))
+    assert rig.holdings.next(1.0) is not None
 
 
 def share(counts: list[int], done: int = 0) -> Share:
@@ -141,9 +178,10 @@ def test_only_entries_with_messages_that_are_not_done_are_lost() -> None:
     """Of five entries, one has no message, one is done, and one was read."""
     mine = share([2, 0, 1, 2, 3], done=0b100)
     mine.messages[5:] = share_of("aaa").messages
-    assert mine.lost([]) == [Place(4, 2, 0, 9, 50), Place(4, 5, 0, 9, 53)]
+    assert mine.lose([]) == [Place(4, 2, 0, 9, 50), Place(4, 5, 0, 9, 53)]
+    assert mine.in_state(State.LOST) == [0, 1, 3, 4]
 
 
 def test_what_was_deleted_on_purpose_is_not_lost() -> None:
     removed = RemovedLedgers(0, 1, 51, 53, 1, 1)
-    assert [each.version for each in share([1] * 5).lost([removed])] == [50, 53, 54]
+    assert [each.version for each in share([1] * 5).lose([removed])] == [50, 53, 54]
