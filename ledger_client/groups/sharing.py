@@ -141,6 +141,8 @@ class Sharing:
         """what was begun as this began to look for what others left: no share of a slot is passed
         over, and a later one taken"""
         self._turn = trio.Lock()
+        self._run = rows.run
+        """what shares are of that the look under way takes over"""
         self._passing = Passing(
             options.group, self._units, partitions, rows, holdings, receiver, arrivals.note
         )
@@ -199,10 +201,20 @@ class Sharing:
     async def _look(self) -> AsyncIterator[None]:
         """A look at what is left over, one at a time; of losses it tells at its end."""
         async with self._turn:
+            self._run = self._rows.run
+            self._check_member()
             try:
                 yield
             finally:
                 self._receiver.tell()
+
+    def _check_member(self) -> None:
+        """Raise MetadataUnavailable if this is no member, or was lost since the look began.
+
+        What it takes over from then on others take over, too.
+        """
+        if not self._membership.is_member or self._rows.run != self._run:
+            raise MetadataUnavailable("the member was lost while it took over what others left")
 
     async def adopt_orphans(self) -> None:
         """Take over what nobody has; with keys in order, all of it that is for this member.
@@ -381,8 +393,10 @@ class Sharing:
                 return False
             if is_ours:
                 self._is_wanting = False  # a gift, which took the row away
+            self._check_member()
             if not await self._rows.adopt(item, share, rest):
                 return False
+            self._check_member()
             # Not before: what others changed meanwhile is looked at again.
             self._slots_of |= {item[0]: theirs} if rest is not None else {}
             if kept.gap is not None:
