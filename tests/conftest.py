@@ -35,6 +35,7 @@ from hypothesis import HealthCheck, settings
 from never_twice import may_be_tried_again
 from run_seed import VARIABLE, run_seed
 from spark_session import own_spark, spark
+from teller import Teller
 from time_table import DEAREST_TITLE, TITLE, Stopwatch, TimeTable
 from turns import Turns
 
@@ -120,20 +121,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if IS_MOVED and config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(RUN_SEED)
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(FailureTeller(config))
-
-
-class FailureTeller:
-    """Names a test as soon as it fails: the end of the run may be a quarter of an hour away."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self._config = config
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Print one line about a failure."""
-        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
-        if report.failed and reporter is not None:
-            reporter.write(f"\nfailed: {report.nodeid} ({report.when})\n", red=True)
+        config.pluginmanager.register(Teller(config))
 
 
 def has_memory_for_folders() -> bool:
