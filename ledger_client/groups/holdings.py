@@ -147,10 +147,10 @@ class Holdings:
             self._is_watched = False
 
     def find(self, message: Message) -> tuple[Share, int] | None:
-        """Return the share of a message that is neither done nor leaving, and its index there."""
+        """Return the share of a message that is not done, leaving or lost, and its index there."""
         for share in self._entries.get((message.id.ledger_id, message.id.entry_id), ()):
             index = share.index_of(message)
-            if share.states[index] not in (State.DONE, State.LEAVING):
+            if share.states[index] not in (State.DONE, State.LEAVING, State.LOST):
                 return share, index
         return None
 
@@ -310,15 +310,13 @@ class Holdings:
         self._paused.difference_update(parts)
         self._take_back()
 
-    def is_paused(self, share: Share) -> bool:
-        """Return True if nothing of a share is handed out now, as its partition is paused."""
-        return share.part in self._paused
-
-    def hold_back(self, part: Part) -> None:
-        """Hand out nothing of a partition, until go_on()."""
-        if part not in self._held_back:
-            self._held_back.add(part)
-            self._set_aside()
+    def hold_back(self, part: Part) -> bool:
+        """Hand out nothing of a partition, until go_on(); False if it is so already."""
+        if part in self._held_back:
+            return False
+        self._held_back.add(part)
+        self._set_aside()
+        return True
 
     def go_on(self, part: Part) -> None:
         """Hold nothing back any more of a partition."""
@@ -336,18 +334,19 @@ class Holdings:
         for run in runs:
             self._queue(run)
 
-    def _waits(self, share: Share) -> bool:
+    def is_aside(self, share: Share) -> bool:
+        """Return True if nothing of a share is handed out now."""
         return share.part in self._paused or share.part in self._held_back
 
     def _queue(self, run: Run) -> None:
-        (self._aside if self._waits(run.share) else self._runs).append(run)
+        (self._aside if self.is_aside(run.share) else self._runs).append(run)
 
     def _go_first(self, share: Share, index: int) -> None:
         """Have a message that is ready before any other one."""
         share.states[index] = State.READY
         self.ready += 1
         run = Run(share, index, index + 1)
-        if self._waits(share):
+        if self.is_aside(share):
             self._aside.insert(0, run)
         else:
             self._runs.appendleft(run)

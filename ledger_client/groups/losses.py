@@ -10,7 +10,7 @@ lane is one gap. The messages are done once the application was told. Until then
 shares say that they are not, so that whoever takes over from this member tells of them.
 
 With keys in order, messages of a partition are held back from the first loss that is found there
-until its gap is told. So a gap comes before what follows it.
+until its gap is told, unless gaps are skipped. So a gap comes before what follows it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Losses:
         holdings: what this member has.
         change: stores a share soon.
         figures: the client's, which count gaps.
-        by_key: whether messages are held back.
+        holds_back: whether messages wait for the gap before them.
     """
 
     def __init__(
@@ -83,12 +83,12 @@ class Losses:
         change: Callable[[Share], None],
         figures: Figures,
         *,
-        by_key: bool,
+        holds_back: bool,
     ) -> None:
         self._holdings = holdings
         self._change = change
         self._figures = figures
-        self._by_key = by_key
+        self._holds_back = holds_back
         self._found: dict[Lane, _Loss] = {}
         """by the look that is under way"""
         self._told_next: dict[Lane, _Loss] = {}
@@ -98,13 +98,13 @@ class Losses:
         """True if take() has something."""
         return bool(self._told_next)
 
-    def note(self, gap: Gap, share: Share, entries: Collection[Place]) -> None:
-        """Add entries that a share has lost, if there are any."""
-        if entries:
-            lane = share.part, share.record.lane
-            self._found.setdefault(lane, _Loss()).note(gap, share, entries)
-            if self._by_key:
-                self._holdings.hold_back(share.part)
+    def note(self, gap: Gap, share: Share, entries: Collection[Place]) -> bool:
+        """Add entries that a share has lost; True if its partition is held back from now on."""
+        if not entries:
+            return False
+        lane = share.part, share.record.lane
+        self._found.setdefault(lane, _Loss()).note(gap, share, entries)
+        return self._holds_back and self._holdings.hold_back(share.part)
 
     def gather(self) -> None:
         """Let take() have what was found: the look is over."""
@@ -114,19 +114,19 @@ class Losses:
 
     def take(self) -> Gap | None:
         """Return one gap for all that is lost of a lane. It is told: nobody else tells of it."""
-        if not self._told_next:
-            return None
-        lane = next(iter(self._told_next))
-        loss = self._told_next.pop(lane)
-        for share in loss.shares:
-            if self._holdings.give_up(share):
+        while self._told_next:
+            lane = next(iter(self._told_next))
+            loss = self._told_next.pop(lane)
+            given_up = [share for share in loss.shares if self._holdings.give_up(share)]
+            for share in given_up:
                 self._change(share)
-        part = lane[0]
-        if all(each[0] != part for each in (*self._told_next, *self._found)):
-            self._holdings.go_on(part)
-        gap = loss.gap()
-        self._figures.reading(gap.topic).gaps += 1
-        return gap
+            if all(each[0] != lane[0] for each in (*self._told_next, *self._found)):
+                self._holdings.go_on(lane[0])
+            if given_up:  # else others have all of it by now
+                gap = loss.gap()
+                self._figures.reading(gap.topic).gaps += 1
+                return gap
+        return None
 
     def clear(self) -> None:
         """Tell of nothing: others have these shares."""

@@ -77,7 +77,9 @@ class Shared:
         self._arrivals = arrivals
         self._figures = context.figures
         self._holdings = Holdings(
-            by_key=options.mode == "key-shared", on_room=self._look, on_freed=arrivals.note
+            by_key=options.mode == "key-shared",
+            on_room=lambda: self._taking.look(),
+            on_freed=arrivals.note,
         )
         self._rows = ShareRows(
             context.store,
@@ -91,7 +93,7 @@ class Shared:
             self._holdings,
             self._saver.change,
             context.figures,
-            by_key=options.mode == "key-shared",
+            holds_back=options.mode == "key-shared" and options.on_gap == "raise",
         )
         self._was_told = False
         """the last call raised what is lost; if there are messages, the next one has some"""
@@ -104,7 +106,7 @@ class Shared:
             self._rows,
             self._holdings,
             self.receive,
-            self._adopt,
+            lambda: self._sharing.adopt_orphans(),
             arrivals.note,
         )
         self._sharing = Sharing(
@@ -122,8 +124,8 @@ class Shared:
         )
         self._due: deque[tuple[Share, int]] = deque()
         """messages to deliver again, which have to be counted first"""
-        self._paused_due: list[tuple[Share, int]] = []
-        """those of paused partitions"""
+        self._due_aside: list[tuple[Share, int]] = []
+        """those of partitions that are paused, or held back"""
         self._later: list[tuple[float, int, Share, int]] = []
         """a heap of when messages are due"""
         self._numbers = count()
@@ -220,10 +222,8 @@ class Shared:
         self._partitions.raise_deleted()
         if self._must_raise and (gap := self._losses.take()) is not None:
             self._was_told = True
+            self._sort_due()
             raise gap
-
-    def _look(self) -> None:
-        self._taking.look()
 
     def taken(self) -> object:
         """Return something that changes whenever the application takes messages."""
@@ -362,8 +362,8 @@ class Shared:
 
     def _make_due(self, share: Share, index: int) -> None:
         self._holdings.wait(share, index, State.DUE)
-        if self._holdings.is_paused(share):
-            self._paused_due.append((share, index))
+        if self._holdings.is_aside(share):
+            self._due_aside.append((share, index))
             return
         self._due.append((share, index))
         self._arrivals.note()
@@ -401,7 +401,8 @@ class Shared:
 
     def miss(self, gap: Gap, share: Share, lost: Sequence[Place]) -> None:
         """Note what a share has lost; tell() tells of it."""
-        self._losses.note(gap, share, lost)
+        if self._losses.note(gap, share, lost):
+            self._sort_due()
 
     def tell(self) -> None:
         """Let calls of the application raise what is lost, unless it skips gaps."""
@@ -477,9 +478,6 @@ class Shared:
                     if self._begun.get(part) is places:  # else it went, and came again
                         del self._begun[part]
 
-    async def _adopt(self) -> None:
-        await self._sharing.adopt_orphans()
-
     async def prepare(self) -> None:
         """With keys in order, leave to others what is in this member's name before it joins.
 
@@ -535,7 +533,7 @@ class Shared:
         self._holdings.clear()
         self._losses.clear()
         self._due.clear()
-        self._paused_due.clear()
+        self._due_aside.clear()
         self._later.clear()
         self._rows.run = secrets.token_hex(8)
 
@@ -553,10 +551,10 @@ class Shared:
         self._arrivals.note()
 
     def _sort_due(self) -> None:
-        """Set those aside that are paused by now, and take back those that are not any more."""
-        every = [*self._due, *self._paused_due]
-        self._due = deque(each for each in every if not self._holdings.is_paused(each[0]))
-        self._paused_due = [each for each in every if self._holdings.is_paused(each[0])]
+        """Set those aside that may not go out by now, and take back those that may again."""
+        every = [*self._due, *self._due_aside]
+        self._due = deque(each for each in every if not self._holdings.is_aside(each[0]))
+        self._due_aside = [each for each in every if self._holdings.is_aside(each[0])]
 
     def _whole(self, parts: Iterable[TopicPartition] | None) -> set[Part]:
         chosen = self._partitions.chosen(parts)

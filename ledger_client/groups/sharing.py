@@ -141,6 +141,7 @@ class Sharing:
         """what was begun as this began to look for what others left: no share of a slot is passed
         over, and a later one taken"""
         self._turn = trio.Lock()
+        self._has_left = False
         self._run = rows.run
         """what shares are of that the look under way takes over"""
         self._passing = Passing(
@@ -180,12 +181,13 @@ class Sharing:
                 with trio.move_on_after(LOOK_S):
                     await self._news[prefix].wait()
                 self._news[prefix] = trio.Event()
-                if not self._membership.is_member:
+                if not self._is_member:
                     continue
                 try:
                     await work()
                 except (LedgerError, MetadataError) as failure:
-                    _log.warning("group %s: %s", self._options.group, failure)
+                    if self._is_member:
+                        _log.warning("group %s: %s", self._options.group, failure)
                     await trio.sleep(RETRY_S)
                     self._news[prefix].set()
         finally:
@@ -208,13 +210,17 @@ class Sharing:
             finally:
                 self._receiver.tell()
 
+    @property
+    def _is_member(self) -> bool:
+        return self._membership.is_member and not self._has_left
+
     def _check_member(self) -> None:
         """Raise MetadataUnavailable if this is no member, or was lost since the look began.
 
         What it takes over from then on others take over, too.
         """
-        if not self._membership.is_member or self._rows.run != self._run:
-            raise MetadataUnavailable("the member was lost while it took over what others left")
+        if not self._is_member or self._rows.run != self._run:
+            raise MetadataUnavailable("the member went while it took over what others left")
 
     async def adopt_orphans(self) -> None:
         """Take over what nobody has; with keys in order, all of it that is for this member.
@@ -302,8 +308,11 @@ class Sharing:
         blocked: set[Part] = set()
         fetched: Fetched = {}
         for number, orphan in enumerate(found):
+            self._check_member()
             if self._has_others_than(parts):
                 return True
+            if number and orphan.part != found[number - 1].part and self._by_key:
+                self._receiver.tell()  # messages there wait for it
             if number % FETCHED_MAX == 0:
                 near = found[number : number + FETCHED_MAX]
                 fetched = await self._fetch(each for each in near if each.part not in blocked)
@@ -526,6 +535,7 @@ class Sharing:
     async def leave(self) -> None:
         """Leave everything to others, with the deliveries that took place. Raises LedgerError."""
         async with self._turn:
+            self._has_left = True
             await self._passing.leave_all()
             if self._has_others:
                 await self._rows.unwant()

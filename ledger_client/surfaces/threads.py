@@ -15,7 +15,7 @@ import trio
 
 from ledger_client.background import OneTaker
 from ledger_client.client import Client
-from ledger_client.errors import ClientClosed
+from ledger_client.errors import ClientClosed, Gap
 from ledger_client.groups.consumer import GroupConsumer, at_hand
 from ledger_client.groups.options import ConsumerSettings, OnParts, TopicPartition
 from ledger_client.ledgers.entries import Entry, EntryBatch
@@ -276,6 +276,8 @@ class BlockingConsumption(Blocking[GroupConsumer]):
     """
 
     _at_hand: Iterator[Message] = iter(())
+    _unseen: Gap | None = None
+    """came in a call that was given up; the next one raises it"""
 
     def __iter__(self) -> Iterator[Message]:
         return self
@@ -298,12 +300,22 @@ class BlockingConsumption(Blocking[GroupConsumer]):
 
     def _seen(self, ask: Callable[[], Awaitable[R]]) -> R:
         came: list[R] = []
+        unseen, self._unseen = self._unseen, None
+        if unseen is not None:
+            raise unseen
 
         async def bring() -> None:
-            came.append(await ask())
+            try:
+                came.append(await ask())
+            except Gap as gap:
+                self._unseen = gap
+                raise
 
         try:
             self._portal.call(bring)
+        except Gap:
+            self._unseen = None
+            raise
         except BaseException:
             if came:
                 with suppress(RuntimeError):

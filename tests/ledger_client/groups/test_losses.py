@@ -41,11 +41,11 @@ def lost_share(name: str = "s", *, topic: int = 1, lane: int = 0) -> Share:
 class Rig:
     """Losses of a member, with what it has and what it stores."""
 
-    def __init__(self, *, by_key: bool = False) -> None:
-        self.holdings = Holdings(by_key=by_key)
+    def __init__(self, *, holds_back: bool = False) -> None:
+        self.holdings = Holdings(by_key=holds_back)
         self.figures = Figures()
         self.stored: list[Share] = []
-        self.losses = Losses(self.holdings, self.stored.append, self.figures, by_key=by_key)
+        self.losses = Losses(self.holdings, self.stored.append, self.figures, holds_back=holds_back)
 
     def have(self, share: Share, lost: Gap | None = None, *entries: Place) -> Share:
         """Take over a share that has lost these entries, or none."""
@@ -119,19 +119,29 @@ def test_what_is_lost_is_done_once_it_was_told() -> None:
     assert rig.holdings.left == 1
 
 
-def test_a_share_that_others_have_by_then_is_not_stored() -> None:
+def test_what_others_have_by_then_is_neither_told_nor_stored() -> None:
     rig = Rig()
     share = rig.have(lost_share(), gap(), entry(1))
+    rig.have(lost_share("t", lane=1), gap(), entry(1))
     rig.losses.gather()
     rig.holdings.drop(share)
-    assert rig.holdings.left == 0
-    rig.told()
-    assert rig.stored == []
+    assert rig.holdings.left == 1
+    assert len(rig.told()) == 1
+    assert share not in rig.stored
+
+
+def test_what_is_lost_is_not_acknowledged() -> None:
+    """By an application that had it before this member was removed, and came back."""
+    rig = Rig()
+    message = share_of("aa").messages[0]
+    assert message is not None
+    rig.have(lost_share(), gap(), entry(1))
+    assert rig.holdings.find(message) is None
 
 
 def test_with_keys_in_order_a_partition_waits_until_its_gaps_are_told() -> None:
     """Also what comes while one is being told; others do not wait."""
-    rig = Rig(by_key=True)
+    rig = Rig(holds_back=True)
     lost = rig.have(lost_share(), gap(), entry(1))
     other = rig.have(share_of("b", name="o", topic=2))
     rig.losses.gather()

@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import islice
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import pytest
 from loop_rig import open_portal
@@ -16,8 +16,10 @@ from memory_cluster import memory_cluster
 from ledger_client import (
     Client,
     CommitRefused,
+    Gap,
     MemberRemoved,
     Message,
+    MessageId,
     NoSuchTopic,
     TopicPartition,
 )
@@ -334,6 +336,64 @@ def test_what_a_cancelled_task_never_saw_comes_again(monkeypatch: pytest.MonkeyP
             ]
 
     run(program)
+
+
+GAP = Gap(TOPIC, partition=0, lane=0, position=MessageId(1, 0, 0, 0), first=None, missing=1)
+
+
+async def meets_a_gap(*_: object, **__: object) -> NoReturn:
+    raise GAP
+
+
+def test_a_gap_that_a_cancelled_task_never_saw_is_raised_by_its_next_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def program(client: AioClient) -> None:
+        async with client.producer(TOPIC) as producer:
+            await producer.send(b"0")
+        async with client.consumer(TOPIC, group="billing", start="earliest") as consumer:
+            call = consumer._portal.call
+
+            async def cancel(work: Callable[..., Awaitable[R]], *args: object) -> R:
+                with pytest.raises(Gap):
+                    await call(work, *args)
+                monkeypatch.undo()
+                raise asyncio.CancelledError
+
+            monkeypatch.setattr(consumer._inner, "poll", meets_a_gap)
+            monkeypatch.setattr(consumer._portal, "call", cancel)
+            with pytest.raises(asyncio.CancelledError):
+                await consumer.poll(wait_s=10)
+            with pytest.raises(Gap):
+                await anext(consumer)
+            assert (await anext(consumer)).value == b"0"
+
+    run(program)
+
+
+def test_a_gap_that_an_interrupted_thread_never_saw_is_raised_by_its_next_call(
+    client: BlockingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with client.producer(TOPIC) as producer:
+        producer.send(b"0")
+    with client.consumer(TOPIC, group="billing", start="earliest") as consumer:
+        call = consumer._portal.call
+
+        def interrupt(work: Callable[..., Awaitable[R]], *args: object) -> R:
+            with pytest.raises(Gap):
+                call(work, *args)
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(consumer._inner, "poll", meets_a_gap)
+        with pytest.raises(Gap):
+            consumer.poll(wait_s=10)
+        monkeypatch.setattr(consumer._portal, "call", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            consumer.poll(wait_s=10)
+        with pytest.raises(Gap):
+            next(consumer)
+        assert next(consumer).value == b"0"
 
 
 def test_a_message_that_a_thread_asks_for_after_a_poll_is_taken_back_alone(
