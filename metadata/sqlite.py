@@ -221,7 +221,7 @@ class SqliteStore:
 
     @property
     def is_cut_off(self) -> bool:
-        """As MetadataStore.is_cut_off: never, as each look at a file that is away fails."""
+        """As MetadataStore.is_cut_off: never. A look at a file that is away fails, or hangs."""
         return False
 
     async def changes(

@@ -280,6 +280,9 @@ class Watches:
         except MetadataUnavailable:
             self._is_failing = True
             await trio.sleep(self._next_pause_s())
+        except MetadataError:
+            self._is_failing = True
+            raise
         finally:
             self._leader = self._asking = None
 

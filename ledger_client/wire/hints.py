@@ -7,6 +7,7 @@
 What is watched belongs to the connection. When the client changes to another one, the prefixes are
 sent again with the revision of the last answer, so that nothing in between is missed. Those whose
 begin() is under way are among them: their answer may come over the connection that is being left.
+A bookie that says twice that it is cut off from its store is left for another one.
 """
 
 from __future__ import annotations
@@ -129,6 +130,8 @@ class BookieHints:
             self._dialer.pass_over(session)
             raise unavailable(error, WAIT_S + ANSWER_S, is_sent=True) from error
         self._revision = max(changes.revision, self._revision or 0)
+        if changes.cut_off and self.is_cut_off:  # not only for a moment: another one may know more
+            self._dialer.pass_over(session)
         self.is_cut_off = changes.cut_off
         return changes
 
@@ -158,7 +161,7 @@ class BookieHints:
 
     async def _watch(self, session: Session, prefixes: Sequence[str], since: int | None) -> None:
         """Have the bookie watch *prefixes*, and no longer those that ended."""
-        sent = 0
+        sent, is_cut_off = 0, self.is_cut_off
         while sent < len(prefixes) or self._ended:
             ended = list(islice(self._ended, WATCHED_AT_ONCE_MAX))
             for prefix in ended:
@@ -170,10 +173,11 @@ class BookieHints:
                 again = (prefix for prefix in ended if not self._is_wanted(prefix))
                 self._ended.update(dict.fromkeys(again))
                 raise
-            self.is_cut_off = changes.cut_off
+            is_cut_off = changes.cut_off
             if self._revision is None:
                 self._revision = changes.revision
             sent += WATCHED_AT_ONCE_MAX
+        self.is_cut_off = is_cut_off
 
     async def _ask(self, session: Session, request: HintRequest) -> Changes:
         call = session.call(encode_request(request), self._name)

@@ -313,3 +313,16 @@ async def test_a_prefix_that_was_refused_is_not_told_of(
     source.failure = None
     await trio.sleep(2)
     assert watches.tells("a/")
+
+
+async def test_a_watch_of_a_damaged_store_tells_nothing_until_it_answers_again(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    store = Script(Changes(3, []), MetadataBroken("damaged"), Changes(5, []))
+    watches = Watches(PollSource(store))
+    await watches.begin(["a/"], Noted())
+    nursery.start_soon(watches.run)
+    await trio.sleep(0.1)
+    assert not watches.tells("a/")
+    await trio.sleep(2)
+    assert watches.tells("a/")

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 import trio
 import trio.testing
 from fake_bookie import FakeBookie, Network, Peer
 from memory_store import MemoryStore
 
+from ledger_client.wire import hints
 from ledger_client.wire.hints import ANSWER_S, WAIT_S
 from ledger_client.wire.stores import BookieStore
 from metadata.calls import Get, HintRequest, MetadataRequest, Reply, WatchPrefixes
-from metadata.errors import MetadataUnavailable
+from metadata.errors import MetadataBroken, MetadataUnavailable
+from metadata.failures import failure_of
+from metadata.watch import Changes
 
 Clock = trio.testing.MockClock
 Request = MetadataRequest | HintRequest
@@ -216,4 +220,70 @@ async def test_a_client_knows_when_its_bookie_cannot_tell_of_changes(
         bookie.mute = True
         await trio.sleep(2 * WAIT_S + ANSWER_S + 1)  # one question was asked before
         assert store.is_cut_off and not store.watches.tells("w/")
+        nursery.cancel_scope.cancel()
+
+
+class CutOffBookie(FakeBookie):
+    """Hears nothing of its store; refuses to watch what *refused* is true for."""
+
+    is_cut_off = True
+    refused: Callable[[str], bool] = staticmethod(lambda _prefix: False)
+
+    async def _do(self, peer: Peer, request: Request) -> Reply:
+        if isinstance(request, WatchPrefixes) and any(map(self.refused, request.add)):
+            return failure_of(MetadataBroken("too many"))
+        reply = await super()._do(peer, request)
+        if isinstance(reply, Changes) and self.is_cut_off:
+            return msgspec.structs.replace(reply, keys=[], cut_off=True)
+        return reply
+
+
+async def test_a_bookie_that_is_cut_off_from_its_store_is_left_for_another_one(
+    behind: MemoryStore, nursery: trio.Nursery, autojump_clock: Clock
+) -> None:
+    one, other = CutOffBookie(behind), CutOffBookie(behind)
+    network = Network(nursery, one, other)
+    async with BookieStore.open(network.addresses, open_stream=network.open_stream) as store:
+        nursery.start_soon(store.watches.run)
+        listener = Noted()
+        store.watches.subscribe("w/", listener)
+        await trio.sleep(600)
+        assert not store.watches.tells("w/")
+        assert one.connections + other.connections < 2 + 600 / WAIT_S  # they are all alike
+        other.is_cut_off = False
+        await trio.sleep(3 * WAIT_S)
+        assert store.watches.tells("w/")
+        await behind.put("w/1", b"")
+        await trio.sleep(1)
+        assert listener.hints[-1] == "w/1"
+        connections = one.connections + other.connections
+        await trio.sleep(600)
+        assert one.connections + other.connections == connections
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_client_is_told_of_changes_only_where_all_that_it_watches_is_watched(
+    behind: MemoryStore,
+    nursery: trio.Nursery,
+    autojump_clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hints, "WATCHED_AT_ONCE_MAX", 1)
+    one, other = CutOffBookie(behind), CutOffBookie(behind)
+    one.is_cut_off = other.is_cut_off = False
+    network = Network(nursery, one, other)
+    async with BookieStore.open(network.addresses, open_stream=network.open_stream) as store:
+        nursery.start_soon(store.watches.run)
+        for prefix in ("w/", "x/"):
+            await store.watches.begin([prefix], Noted())
+        await trio.sleep(1)
+        assert store.watches.tells("w/")
+        one.refused = other.refused = lambda prefix: prefix == "x/"
+        store._dialer.pass_over(store._dialer._current)
+        for _ in range(60):
+            await trio.sleep(1)
+            assert not store.watches.tells("w/")
+        one.refused = other.refused = lambda _prefix: False
+        await trio.sleep(WAIT_S + 2)
+        assert store.watches.tells("w/")
         nursery.cancel_scope.cancel()
