@@ -44,6 +44,11 @@ from metadata.records import (
 from metadata.store import ABSENT, MetadataStore, pages
 from metadata.urls import SQLITE_SCHEME
 
+LOST_ID = (
+    "check --metadata; if the cluster's id was lost, import a backup, or put the id back (in "
+    "ZooKeeper: the node INSTANCEID beside the ledgers)"
+)
+
 
 async def check_cookie(config: BookieConfig, store: MetadataStore) -> CookieRecord:
     """Check that the folders of *config* belong to this bookie, or create a new bookie in them.
@@ -201,8 +206,22 @@ async def _complete(
 
 
 async def cluster_instance(store: MetadataStore) -> str:
-    """Return the id of the cluster; its first bookie creates it. Raises MetadataError."""
-    found = await store.get(INSTANCE)
+    """Return the id of the cluster; its first bookie creates it.
+
+    Raises:
+        CookieRefused: the store has bookies, and the id was lost.
+        MetadataError: the store did not answer, or is damaged.
+    """
+    first = next(iter(await store.list(COOKIES, limit=1)), None)
+    found = await store.get(INSTANCE)  # not before: another bookie may be the first one
+    if first is not None and (found is None or not found.value):
+        former = decode_cookie(first[0], first[1].value).instance_id
+        raise CookieRefused(
+            "unknown",
+            INSTANCE,
+            f"it is missing, though there are bookies of cluster {former}",
+            LOST_ID,
+        )
     if found is None:
         try:
             fresh = secrets.token_hex(16)
@@ -275,11 +294,20 @@ def _check_record(cookie: Cookie, record: CookieRecord | None) -> None:
 async def _check_instance(store: MetadataStore, cookie: Cookie) -> None:
     """Raise CookieRefused if the store is of another cluster than the cookie, by its own record."""
     found = await store.get(INSTANCE)
-    if found is None or found.value.decode(errors="replace") != cookie.instance_id:
+    here = b"" if found is None else found.value
+    if not here:
         raise CookieRefused(
             "unknown",
             INSTANCE,
-            f"bookie {cookie.bookie_id} is of cluster {cookie.instance_id}, and this is another",
+            f"it is missing; bookie {cookie.bookie_id} is of cluster {cookie.instance_id}",
+            LOST_ID,
+        )
+    if (other := here.decode(errors="replace")) != cookie.instance_id:
+        raise CookieRefused(
+            "unknown",
+            INSTANCE,
+            f"bookie {cookie.bookie_id} is of cluster {cookie.instance_id}, and this is another: "
+            f"{other}",
             "check --metadata",
         )
 

@@ -111,6 +111,7 @@ async def _look(snapshot: Snapshot, tables: Tables, key: str, row: bytes) -> lis
     if key == MARK:
         return [Finding("broken", key, "the store holds only half of an import")]
     if key == INSTANCE:
+        tables.instance = row.decode(errors="replace")
         return []
     kind = key[: key.find("/") + 1]
     if kind not in KINDS:
@@ -128,6 +129,12 @@ async def _look(snapshot: Snapshot, tables: Tables, key: str, row: bytes) -> lis
 
 def _compare(tables: Tables, connection: sqlite3.Connection) -> Iterator[Finding]:
     """Yield what is wrong between records."""
+    for instance, key in tables.instances.items():
+        if not tables.instance:
+            yield Finding("broken", INSTANCE, f"it is missing: {key} is of cluster {instance}")
+            break
+        if instance != tables.instance:
+            yield Finding("broken", key, f"is of cluster {instance}, not of {tables.instance}")
     for bookie, (count, key) in sorted(tables.unknown.items()):
         more = f"; so do {count - 1:,} other records" if count > 1 else ""
         yield Finding("broken", key, f"names the bookie {bookie}, which has no cookie{more}")

@@ -18,11 +18,15 @@ class Tables:
     Attributes:
         bookies: ids of those with a cookie; these keys come before all that name one.
         unknown: of each other bookie, how many records name it, and the first of them.
+        instance: id of the cluster, "" while none was read.
+        instances: of each id that cookies name, the first of them.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.bookies: set[str] = set()
         self.unknown: dict[str, tuple[int, str]] = {}
+        self.instance = ""
+        self.instances: dict[str, str] = {}
         self._connection = connection
 
     def add(self, table: str, *values: str | int) -> None:
@@ -42,6 +46,7 @@ def _cookie(tables: Tables, key: str, value: bytes) -> None:
     if key != records.cookie_key(record.bookie_id):
         raise BadRecord(f"{key} is the cookie of {record.bookie_id!r}")
     tables.bookies.add(record.bookie_id)
+    tables.instances.setdefault(record.instance_id, key)
 
 
 def _draining(tables: Tables, key: str, value: bytes) -> None:

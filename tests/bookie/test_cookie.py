@@ -312,6 +312,27 @@ async def test_a_store_of_another_cluster_is_refused_by_its_instance(
     assert (found and found.value) == instance
 
 
+@pytest.mark.parametrize("instance", [None, b""])
+async def test_no_new_bookie_gives_a_cluster_another_id(
+    tmp_path: Path, store: MetadataStore, instance: bytes | None
+) -> None:
+    """All others would be refused from then on."""
+    mine, new = config_of(tmp_path / "1", "one"), config_of(tmp_path / "2", "two")
+    record = await check_cookie(mine, store)
+    if instance is None:
+        await store.delete(INSTANCE)
+    else:
+        await store.put(INSTANCE, instance)
+    for config in (mine, new):
+        refused = await refusal(config, store)
+        assert (refused.fault, refused.place) == ("unknown", INSTANCE)
+        assert "is missing" in str(refused)
+        assert record.instance_id in str(refused)
+    await store.put(INSTANCE, record.instance_id.encode())
+    assert await check_cookie(mine, store) == record
+    assert (await check_cookie(new, store)).instance_id == record.instance_id
+
+
 async def test_a_name_that_is_taken_while_a_bookie_is_made_is_refused(
     tmp_path: Path, store: MetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

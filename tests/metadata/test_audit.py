@@ -244,6 +244,9 @@ BROKEN: list[tuple[Callable[[Rows], None], str, str]] = [
         "the last event of the namespace has number 0",
     ),
     (drop(records.cookie_key("b2")), ledger_key(1), "the bookie b2, which has no cookie; so do 5"),
+    (drop("instance"), "instance", "it is missing: cookies/b1 is of cluster 5f5f"),
+    (put("instance", b""), "instance", "it is missing: cookies/b1"),
+    (put("instance", b"6060"), "cookies/b1", "is of cluster 5f5f, not of 6060"),
     (put(MARK, b""), MARK, "half of an import"),
     (put(ledger_key(3), b"{"), ledger_key(3), "is not a LedgerRecord"),
     (
