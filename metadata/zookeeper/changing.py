@@ -37,13 +37,20 @@ class Changing:
         """as read last; a check of one that rose since is refused, and it is read again"""
 
     @contextmanager
-    def deadline(self, until: float | None = None) -> Iterator[None]:
-        """Raise MetadataUnavailable if the block takes longer than a call may take."""
+    def deadline(self, until: float | None = None) -> Iterator[Callable[[], None]]:
+        """Raise MetadataUnavailable if the block takes longer than a call may take.
+
+        The block is given what a call of many steps calls at each answer: its time begins anew.
+        """
         now = trio.current_time()
         if until is None:
             until = now + self._timeout_s
         with self._patience.scope(until) as scope:
-            yield
+
+            def answered() -> None:
+                scope.deadline = max(scope.deadline, trio.current_time() + self._timeout_s)
+
+            yield answered
         if scope.cancelled_caught:
             waited_s = trio.current_time() - now
             raise MetadataUnavailable(

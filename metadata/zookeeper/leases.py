@@ -125,13 +125,17 @@ class LeaseNodes:
 
         await self._changing.make(planning)
 
-    async def live(self, prefix: str, after: str) -> Leases:
-        """Return up to 1000 live leases under *prefix* above *after*. MetadataUnavailable."""
+    async def live(self, prefix: str, after: str, on_answer: Callable[[], None]) -> Leases:
+        """Return up to 1000 live leases under *prefix* above *after*. MetadataUnavailable.
+
+        *on_answer* is called whenever ZooKeeper has answered: there may be many empty folders.
+        """
         found: Leases = []
         walk = KeyWalk(
             *(self._connection, paths.LEASES, prefix, after),
             fresh=True,
             on_empty=self._changing.empty.note,
+            on_answer=on_answer,
         )
         while len(found) < PAGE_COUNT_MAX:
             places = await walk.take(PAGE_COUNT_MAX - len(found))

@@ -24,6 +24,7 @@ class KeyWalk:
         *,
         fresh: bool,
         on_empty: Callable[[list[str]], None],
+        on_answer: Callable[[], None] = lambda: None,
     ) -> None:
         """Begin a walk.
 
@@ -34,12 +35,14 @@ class KeyWalk:
             after: what they are greater than.
             fresh: see all that was there when the walk began.
             on_empty: called with folders that have no node.
+            on_answer: called whenever ZooKeeper has answered.
         """
         self._connection = connection
         self._prefix = prefix
         self._after = after
         self._fresh = fresh
         self._on_empty = on_empty
+        self._on_answer = on_answer
         self._places = [Place("", root, is_leaf=False)]
 
     async def take(self, count: int) -> list[Place]:
@@ -61,6 +64,7 @@ class KeyWalk:
             [folder.path for folder in folders], fresh=self._fresh
         )
         self._fresh = False
+        self._on_answer()
         pairs = zip(folders, found, strict=True)
         self._on_empty([folder.path for folder, listed in pairs if listed and not listed[0]])
         for folder, listed in zip(folders, found, strict=True):

@@ -249,8 +249,8 @@ class ZooKeeperStore:
         check_page(prefix, after)
         self._check_open()
         await self._sessions.end_due()
-        with self._deadline():
-            return await self._leases.live(prefix, after)
+        with self._deadline() as answered:
+            return await self._leases.live(prefix, after, answered)
 
     # --- changes ---------------------------------------------------------------------------
 
@@ -317,7 +317,7 @@ class ZooKeeperStore:
         if self._closed:
             raise MetadataUnavailable(f"{self._connection.name}: the store is closed")
 
-    def _deadline(self) -> AbstractContextManager[None]:
+    def _deadline(self) -> AbstractContextManager[Callable[[], None]]:
         """Limit a call that changes nothing; changes have deadlines in changing.py."""
         self._check_open()
         return self._changing.deadline()

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 
 import pytest
 import trio
 from ensemble import Ensemble, new_path
 from leases import grant
-from memory_zookeeper import MemoryEnsemble
+from memory_zookeeper import MemoryConnection, MemoryEnsemble
 from trio.testing import MockClock
 from zookeeper_rig import opened, reconnect_soon
 
+from metadata.errors import MetadataUnavailable
 from metadata.store import ABSENT, Check, MetadataStore, items_under
 from metadata.zookeeper import paths, sweeping
 from metadata.zookeeper.store import ZooKeeperStore, open_zookeeper_store
 from metadata.zookeeper.sweeping import REST_S
+from metadata.zookeeper.znodes import Folder
 
 DEPTH = 8
 """Folders above a key, at most; each rests before it goes."""
@@ -177,3 +180,35 @@ async def listed(store: ZooKeeperStore, folder: str) -> set[str]:
         if not name.startswith("="):
             found |= await listed(store, f"{folder}/{name}")
     return found
+
+
+async def test_leases_are_listed_though_many_folders_of_them_are_empty(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list takes as long as it takes, if ZooKeeper answers; one that does not is given up."""
+    children = MemoryConnection.children
+
+    async def slowly(
+        self: MemoryConnection,
+        asked: Sequence[str],
+        *,
+        fresh: bool = False,
+        watch: Callable[[], None] | None = None,
+    ) -> list[Folder | None]:
+        await trio.sleep(pause_s)
+        return await children(self, asked, fresh=fresh, watch=watch)
+
+    pause_s = 0.0
+    async with opened(MemoryEnsemble()) as one:
+        for number in range(40):
+            lease = await grant(one.store, f"writers/{lane(number * 10_007, 0)}", "me", ttl_s=60)
+            await one.store.release(lease)
+        mine = await grant(one.store, f"writers/{lane(999_999, 0)}", "me", ttl_s=600)
+        monkeypatch.setattr(MemoryConnection, "children", slowly)
+        pause_s, began = 1.0, trio.current_time()
+        (found,) = await one.store.leases("writers/")
+        assert found.epoch == mine.epoch
+        assert trio.current_time() - began > 10, "longer than a call may take"
+        pause_s = 11.0
+        with pytest.raises(MetadataUnavailable):
+            await one.store.leases("writers/")
