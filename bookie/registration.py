@@ -91,7 +91,8 @@ class Registration:
             _log.warning("the registration is not updated: %s", error)
 
     def _over(self) -> None:
-        _log.warning("the registration was lost; registering again")
+        if self._held is not None:
+            _log.warning("the registration was lost; registering again")
         self._held = None
         self._disk.changed.set()
 

@@ -123,7 +123,7 @@ async def _look(snapshot: Snapshot, tables: Tables, key: str, row: bytes) -> lis
             tables.add("paged", key, paged.paged)
         KINDS[kind](tables, key, await assembled(snapshot, key, row))
     except (BadRecord, MetadataBroken, ValueError, OverflowError) as wrong:
-        return [Finding("broken", key, str(wrong))]
+        return [Finding("broken", key, str(wrong).removeprefix(f"{key}: "))]
     return []
 
 

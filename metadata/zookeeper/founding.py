@@ -25,7 +25,10 @@ async def find_cluster(connection: Connection, *, create: bool) -> Layout:
     has_looked_again = False
     while True:
         layout, ours, top = await connection.get(["/" + LAYOUT, paths.ROOT, "/"], fresh=True)
-        found = Layout.parse(layout[0]) if layout else None
+        try:
+            found = Layout.parse(layout[0]) if layout else None
+        except MetadataBroken as wrong:
+            raise MetadataBroken(f"{connection.name}: {wrong.message}") from wrong
         if ours is not None:
             if not ours[0]:  # somebody else's node, such as the path of a cluster
                 raise MetadataBroken(
@@ -34,8 +37,9 @@ async def find_cluster(connection: Connection, *, create: bool) -> Layout:
                 )
             if ours[0] != FORMAT:
                 raise MetadataBroken(
-                    f"{connection.name}: {paths.ROOT} is of version {ours[0][:20]!r}, "
-                    f"and this program knows {FORMAT!r}"
+                    f"{connection.name}: {paths.ROOT} is of version "
+                    f"{ours[0][:20].decode(errors='replace')}, and this program knows "
+                    f"{FORMAT.decode()}"
                 )
             if found is not None:
                 return found
@@ -75,9 +79,12 @@ async def _refuse_foreign(connection: Connection) -> None:
 async def _refuse_nested(connection: Connection) -> None:
     """Refuse a path within another cluster, whose programs would meet nodes they do not know."""
     if above := await connection.above_with(LAYOUT):
+        instead = "name that path, or an empty one beside it"
+        if above[-1] == "/":
+            instead = "leave the path out to use that one"
         raise MetadataBroken(
             f"{connection.name} is within the cluster at {above[-1]}, so nothing was changed; "
-            "name that path, or an empty one beside it"
+            f"{instead}"
         )
 
 

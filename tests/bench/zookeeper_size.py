@@ -64,6 +64,8 @@ def main() -> None:
             say("records of a ledger", size / LEDGERS, "B")
             say("memory of a ledger", (zookeeper.heap_size(0) - heap) / LEDGERS, "B")
             zookeeper.kill()
+            started(zookeeper)  # from its log, and makes a snapshot
+            zookeeper.kill()
             full_s = started(zookeeper)
             say("memory of a ledger after a start", (zookeeper.heap_size(0) - heap) / LEDGERS, "B")
             say("snapshot of a ledger", zookeeper.snapshot_size(0) / LEDGERS, "B")

@@ -310,6 +310,7 @@ async def test_what_breaks_a_rule_is_found(
     found = await findings(rows)
     broken = [each for each in found if each.key == key and problem in each.problem]
     assert [each.severity for each in broken] == ["broken"], found
+    assert not broken[0].problem.startswith(f"{key}: "), "which names it already"
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ async def test_a_url_without_its_path_is_told_from_a_cluster_of_another_version(
     """At ZooKeeper's root, the path of a cluster may have the name that our node would have."""
     with pytest.raises(MetadataBroken, match="write its path behind the addresses"):
         await found({"/": b"", paths.ROOT: b""})
-    with pytest.raises(MetadataBroken, match="of version b'7'"):
+    with pytest.raises(MetadataBroken, match="of version 7, and this program knows 1"):
         await found({"/": b"", paths.ROOT: b"7"})
 
 
@@ -118,6 +118,18 @@ async def test_a_cluster_that_is_made_between_the_reads_of_its_nodes_is_used() -
     """The layout was read just before, and the root of ours just after."""
     made = await found({"/": b"", paths.ROOT: FORMAT}, LAYOUT=LAYOUT)
     assert made["/LAYOUT"] == LAYOUT
+
+
+async def test_what_to_do_below_a_cluster_at_the_root_is_told() -> None:
+    held = Nodes({}, {})
+    held.above = ["/"]
+    with pytest.raises(MetadataBroken, match="leave the path out"):
+        await find_cluster(cast("Connection", held), create=True)
+
+
+async def test_a_layout_that_is_not_known_is_told_with_its_place() -> None:
+    with pytest.raises(MetadataBroken, match="^zk://test/ledgers: LAYOUT is '2 flat'"):
+        await found({"/": b"", "/LAYOUT": b"2 flat"})
 
 
 async def test_a_cluster_without_a_layout_is_refused() -> None:
