@@ -25,7 +25,7 @@ from ledger_client.errors import (
     NoSuchLedger,
 )
 from ledger_client.ledgers.records import Reason, grown, marking, new_mark, sealed, stated
-from ledger_client.wire.inflight import limited
+from ledger_client.wire.inflight import limited, told
 from metadata.clock import StoreClock
 from metadata.errors import BadRecord, LeaseLost, MetadataError, SessionOver, VersionConflict
 from metadata.records import (
@@ -49,12 +49,15 @@ T = TypeVar("T")
 class _Translated:
     """translated(), as a class: every call has one, and a generator would take twice the time."""
 
-    __slots__ = ("_limit", "_limit_s")
+    __slots__ = ("_limit", "_limit_s", "_told", "_told_before")
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
+        self._told: list[str] = []
 
     def __enter__(self) -> None:
+        self._told_before = told.get()
+        told.set(self._told)
         self._limit = limited(self._limit_s)
         self._limit.__enter__()
 
@@ -64,13 +67,15 @@ class _Translated:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        told.set(self._told_before)  # no reset(): a generator may end elsewhere than it began
         is_late = isinstance(error, trio.TooSlowError)
         try:
             self._limit.__exit__(kind, error, trace)
         except trio.TooSlowError:
             is_late = True
         if is_late:
-            raise MetadataUnavailable(f"metadata: no answer in {self._limit_s:g} s") from None
+            why = f"; a bookie said: {self._told[-1]}" if self._told else ""
+            raise MetadataUnavailable(f"metadata: no answer in {self._limit_s:g} s{why}") from None
         if isinstance(error, MetadataError) and not isinstance(error, _PASSED):
             raise MetadataBroken(f"metadata: {error}") from error
 

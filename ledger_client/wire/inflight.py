@@ -438,6 +438,10 @@ class _Limited:
         return self._limit.__exit__(kind, error, trace)
 
 
+told: ContextVar[list[str] | None] = ContextVar("told", default=None)
+"""Takes what bookies say of a call that they cannot do now, in the attempts so far."""
+
+
 def limited(limit_s: float) -> AbstractContextManager[None, bool | None]:
     """Limit the block to *limit_s*, not counting that its calls wait for their turn.
 

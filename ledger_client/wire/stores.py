@@ -37,7 +37,7 @@ from ledger_client.background import Background
 from ledger_client.errors import BookieUnavailable
 from ledger_client.wire.dialer import Dialer, answered, reply_in, unavailable, withdraw
 from ledger_client.wire.hints import BookieHints
-from ledger_client.wire.inflight import Call, Turns, fail_after
+from ledger_client.wire.inflight import Call, Turns, fail_after, told
 from ledger_client.wire.session import Session
 from ledger_client.wire.strangers import NameStrangers, name_strangers
 from ledger_client.wire.streams import OpenStream, opener
@@ -309,7 +309,7 @@ class BookieStore:
     async def _ask_now(self, body: bytes, *, twice: bool, wait_s: float) -> Reply:
         began_at = trio.current_time()
         deadline = began_at + self._timeout_s + wait_s
-        failures = 0
+        failures, why = 0, ""
         while True:
             attempted_at = trio.current_time()
             left_s = max(deadline - attempted_at, 0.0)
@@ -319,6 +319,10 @@ class BookieStore:
                 reply = await self._attempt(body, limit_s, wait_s)
             except MetadataUnavailable as error:
                 failures += 1
+                if isinstance(error.__cause__, MetadataUnavailable):
+                    why = error.message
+                    if (reasons := told.get()) is not None:
+                        reasons.append(why)
                 if failures >= self._dialer.count and not self._closed:
                     await self._dialer.check_peers()
                 if not wait_s:  # else the wait was asked for
@@ -330,8 +334,9 @@ class BookieStore:
                 need_s = ATTEMPT_S_MIN if twice else max(ATTEMPT_S_MIN, now - attempted_at)
                 late = now + pause_s + need_s > until
                 if self._closed or late or (error.outcome_unknown and not twice):
+                    before = f"; a bookie said: {why}" if why not in ("", error.message) else ""
                     raise MetadataUnavailable(
-                        f"metadata: {self._name}: {error.message}",
+                        f"metadata: {self._name}: {error.message}{before}",
                         outcome_unknown=error.outcome_unknown and not twice,
                     ) from error
             else:

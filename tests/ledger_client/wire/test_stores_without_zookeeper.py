@@ -12,6 +12,8 @@ from memory_zookeeper import MemoryConnection, MemoryEnsemble
 from trio.testing import MockClock
 
 from bookie.calls import SEND_S
+from ledger_client import errors
+from ledger_client.ledgers.catalogue import translated
 from ledger_client.wire.stores import TIMEOUT_S, BookieStore
 from metadata.errors import MetadataUnavailable
 from metadata.store import Put
@@ -109,3 +111,19 @@ async def test_a_change_waits_for_a_zookeeper_that_is_only_slow(
         asked.connection.stat = slowly  # type: ignore[assignment]
         await store.put("second", b"")
         assert len([each for each in asked.bookie.requests if isinstance(each, Put)]) == 2
+
+
+async def test_a_failure_names_what_bookies_lack_though_the_last_one_had_no_time_to_answer(
+    autojump_clock: MockClock,
+) -> None:
+    """Within a limit of its own, too."""
+    async with _cluster() as (members, store):
+        for member in members:
+            member.connection.drop()
+        with pytest.raises(MetadataUnavailable, match=r"a bookie said: .*ZooKeeper"):
+            await store.get("first")
+        late = pytest.raises(
+            errors.MetadataUnavailable, match=r"in 9 s; a bookie said: .*ZooKeeper"
+        )
+        with late, translated(9):
+            await store.get("first")

@@ -128,7 +128,7 @@ async def test_what_to_do_below_a_cluster_at_the_root_is_told() -> None:
 
 
 async def test_a_layout_that_is_not_known_is_told_with_its_place() -> None:
-    with pytest.raises(MetadataBroken, match="^zk://test/ledgers: LAYOUT is '2 flat'"):
+    with pytest.raises(MetadataBroken, match=r"^zk://test/ledgers: LAYOUT is '2 flat'"):
         await found({"/": b"", "/LAYOUT": b"2 flat"})
 
 
