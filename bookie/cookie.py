@@ -18,6 +18,7 @@ from __future__ import annotations
 import datetime
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -31,7 +32,7 @@ from bookie.cookie_file import (
     look,
     write_cookies,
 )
-from metadata.errors import VersionConflict
+from metadata.errors import BadRecord, VersionConflict
 from metadata.moving import check_moved_in
 from metadata.records import (
     COOKIES,
@@ -41,8 +42,9 @@ from metadata.records import (
     decode_cookie,
     encode_record,
 )
-from metadata.store import ABSENT, MetadataStore, pages
+from metadata.store import ABSENT, MetadataStore, items_under, pages
 from metadata.urls import SQLITE_SCHEME
+from metadata.zookeeper.url import is_zookeeper_url
 
 LOST_ID = (
     "check --metadata; if the cluster's id was lost, import a backup, or put the id back (in "
@@ -74,7 +76,7 @@ async def check_cookie(config: BookieConfig, store: MetadataStore) -> CookieReco
     record = await find_bookie(store, cookie.bookie_id)
     if record is None and not any(each.complete for each in cookies):
         # Its creation was interrupted, perhaps for another cluster than the present one.
-        cookie = msgspec.structs.replace(cookie, instance_id=await cluster_instance(store))
+        cookie = msgspec.structs.replace(cookie, instance_id=await cluster_instance(config, store))
         return await _complete(store, folders, cookie)
     _check_presence(folders, cookie)
     _check_record(cookie, record)
@@ -135,7 +137,7 @@ async def _create(
     cookie = Cookie(
         bookie_id=config.bookie_id or f"bookie-{secrets.token_hex(4)}",
         cookie_id=secrets.token_hex(16),
-        instance_id=await cluster_instance(store),
+        instance_id=await cluster_instance(config, store),
         role="journal",
         journal_folder=absolute(config.journal_folder),
         ledger_folder=absolute(config.ledger_folder),
@@ -205,31 +207,44 @@ async def _complete(
     return cookie.record
 
 
-async def cluster_instance(store: MetadataStore) -> str:
+async def cluster_instance(config: BookieConfig, store: MetadataStore) -> str:
     """Return the id of the cluster; its first bookie creates it.
 
     Raises:
         CookieRefused: the store has bookies, and the id was lost.
         MetadataError: the store did not answer, or is damaged.
     """
-    first = next(iter(await store.list(COOKIES, limit=1)), None)
-    found = await store.get(INSTANCE)  # not before: another bookie may be the first one
-    if first is not None and (found is None or not found.value):
-        former = decode_cookie(first[0], first[1].value).instance_id
+    found = await store.get(INSTANCE)
+    if found is not None and found.value:
+        return found.value.decode()
+    # A file is lost as a whole, but others may remove a node of a ZooKeeper.
+    may_be_lost = is_zookeeper_url(config.metadata)
+    if may_be_lost and (former := await _instance_in_cookies(store)):
+        found = await store.get(INSTANCE)
+        if found is not None and found.value:  # the first bookie came meanwhile
+            return found.value.decode()
         raise CookieRefused(
             "unknown",
             INSTANCE,
             f"it is missing, though there are bookies of cluster {former}",
             LOST_ID,
         )
-    if found is None:
-        try:
-            fresh = secrets.token_hex(16)
-            await store.put(INSTANCE, fresh.encode(), expected=ABSENT)
-        except VersionConflict:
-            return await cluster_instance(store)
-        return fresh
-    return found.value.decode()
+    fresh = secrets.token_hex(16)
+    try:
+        expected = ABSENT if found is None else found.version
+        await store.put(INSTANCE, fresh.encode(), expected=expected)
+    except VersionConflict:
+        return await cluster_instance(config, store)
+    return fresh
+
+
+async def _instance_in_cookies(store: MetadataStore) -> str:
+    """Return the id of the cluster that bookies are of, "" for none: BookKeeper's may have none."""
+    for key, found in await items_under(store, COOKIES):
+        with suppress(BadRecord):
+            if instance := decode_cookie(key, found.value).instance_id:
+                return instance
+    return ""
 
 
 def _check_agreement(

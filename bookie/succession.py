@@ -129,7 +129,7 @@ async def _new_cookie(config: BookieConfig, store: MetadataStore, bookie_id: str
     return Cookie(
         bookie_id=bookie_id,
         cookie_id=secrets.token_hex(16),
-        instance_id=await cluster_instance(store),
+        instance_id=await cluster_instance(config, store),
         role="journal",
         journal_folder=absolute(config.journal_folder),
         ledger_folder=absolute(config.ledger_folder),

@@ -98,7 +98,6 @@ class Shared:
         self._was_told = False
         """the last call raised what is lost; if there are messages, the next one has some"""
         self._last_gap: Gap | None = None
-        """what the end of the consumer raises"""
         self._taking = Taking(
             options,
             partitions,
@@ -207,8 +206,7 @@ class Shared:
     def _must_raise(self) -> bool:
         """Whether a call raises something before anything is handed out.
 
-        After a loss was told, messages come before the next one: more and more may be found to be
-        lost, or an application may take long over each.
+        Messages come between gaps, as more and more may be found to be lost.
         """
         has_lost = self._losses.has_some and not (self._was_told and self._is_some_at_hand)
         return has_lost or self._taking.has_failed
@@ -220,10 +218,12 @@ class Shared:
     def _raise_failure(self) -> None:
         self._taking.raise_failure()
         self._partitions.raise_deleted()
-        if self._must_raise and (gap := self._losses.take()) is not None:
-            self._was_told = True
+        if self._must_raise:
+            gap = self._losses.take()
             self._sort_due()
-            raise gap
+            self._was_told = gap is not None
+            if gap is not None:
+                raise gap
 
     def taken(self) -> object:
         """Return something that changes whenever the application takes messages."""
@@ -439,7 +439,7 @@ class Shared:
         state, waits = share.states[index], (share, index)
         is_late = state == State.WAITING and not self._is_over(share, index)
         is_late &= all(each[2:] != waits for each in self._later)
-        if is_late or (state == State.DUE and waits not in self._due):
+        if is_late or (state == State.DUE and waits not in (*self._due, *self._due_aside)):
             self._make_due(share, index)
 
     # --- partitions come and go ----------------------------------------------------------

@@ -141,7 +141,7 @@ class Sharing:
         """what was begun as this began to look for what others left: no share of a slot is passed
         over, and a later one taken"""
         self._turn = trio.Lock()
-        self._has_left = False
+        self._is_leaving = False
         self._run = rows.run
         """what shares are of that the look under way takes over"""
         self._passing = Passing(
@@ -181,12 +181,12 @@ class Sharing:
                 with trio.move_on_after(LOOK_S):
                     await self._news[prefix].wait()
                 self._news[prefix] = trio.Event()
-                if not self._is_member:
+                if not self._membership.is_member or self._is_leaving:
                     continue
                 try:
                     await work()
                 except (LedgerError, MetadataError) as failure:
-                    if self._is_member:
+                    if self._membership.is_member and not self._is_leaving:
                         _log.warning("group %s: %s", self._options.group, failure)
                     await trio.sleep(RETRY_S)
                     self._news[prefix].set()
@@ -210,16 +210,14 @@ class Sharing:
             finally:
                 self._receiver.tell()
 
-    @property
-    def _is_member(self) -> bool:
-        return self._membership.is_member and not self._has_left
-
-    def _check_member(self) -> None:
+    def _check_member(self, *, may_leave: bool = False) -> None:
         """Raise MetadataUnavailable if this is no member, or was lost since the look began.
 
-        What it takes over from then on others take over, too.
+        What it takes over from then on others take over, too. *may_leave*: what it has by now it
+        leaves to others.
         """
-        if not self._is_member or self._rows.run != self._run:
+        is_member = self._membership.is_member and (may_leave or not self._is_leaving)
+        if not is_member or self._rows.run != self._run:
             raise MetadataUnavailable("the member went while it took over what others left")
 
     async def adopt_orphans(self) -> None:
@@ -405,7 +403,7 @@ class Sharing:
             self._check_member()
             if not await self._rows.adopt(item, share, rest):
                 return False
-            self._check_member()
+            self._check_member(may_leave=True)
             # Not before: what others changed meanwhile is looked at again.
             self._slots_of |= {item[0]: theirs} if rest is not None else {}
             if kept.gap is not None:
@@ -534,8 +532,8 @@ class Sharing:
 
     async def leave(self) -> None:
         """Leave everything to others, with the deliveries that took place. Raises LedgerError."""
+        self._is_leaving = True  # a look that is under way ends soon
         async with self._turn:
-            self._has_left = True
             await self._passing.leave_all()
             if self._has_others:
                 await self._rows.unwant()

@@ -16,6 +16,7 @@ ended, so that nothing goes on behind its back.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from contextlib import AbstractAsyncContextManager, suppress
@@ -53,6 +54,7 @@ from ledger_client.topics.times import Timestamp
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 R = TypeVar("R")
@@ -439,7 +441,7 @@ class LoopConsumption(Looped[GroupConsumer]):
         return await self._seen(poll)
 
     async def _seen(self, ask: Callable[[], Awaitable[R]]) -> R:
-        came: list[R] = []
+        came, gaps = list[R](), list[Gap]()
         unseen, self._unseen = self._unseen, None
         if unseen is not None:
             raise unseen
@@ -448,15 +450,17 @@ class LoopConsumption(Looped[GroupConsumer]):
             try:
                 came.append(await ask())
             except Gap as gap:
-                self._unseen = gap
+                gaps.append(gap)
                 raise
 
         try:
             await self._portal.call(bring)
         except Gap:
-            self._unseen = None
             raise
         except BaseException:
+            for gap in gaps:
+                self._unseen = gap
+                _log.warning("%s; nobody saw it, so the next call raises it", gap)
             if came:
                 with suppress(RuntimeError):
                     self._call_sync(self._inner.take_back)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -39,6 +40,7 @@ from ledger_client.topics.times import Timestamp
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 R = TypeVar("R")
 P = ParamSpec("P")
@@ -299,7 +301,7 @@ class BlockingConsumption(Blocking[GroupConsumer]):
         return self._seen(poll)
 
     def _seen(self, ask: Callable[[], Awaitable[R]]) -> R:
-        came: list[R] = []
+        came, gaps = list[R](), list[Gap]()
         unseen, self._unseen = self._unseen, None
         if unseen is not None:
             raise unseen
@@ -308,15 +310,17 @@ class BlockingConsumption(Blocking[GroupConsumer]):
             try:
                 came.append(await ask())
             except Gap as gap:
-                self._unseen = gap
+                gaps.append(gap)
                 raise
 
         try:
             self._portal.call(bring)
         except Gap:
-            self._unseen = None
             raise
         except BaseException:
+            for gap in gaps:
+                self._unseen = gap
+                _log.warning("%s; nobody saw it, so the next call raises it", gap)
             if came:
                 with suppress(RuntimeError):
                     self._call_sync(self._inner.take_back)

@@ -17,9 +17,16 @@ from bookie.cookie_file import (
 )
 from metadata.errors import MetadataBroken
 from metadata.moving import MARK
-from metadata.records import INSTANCE, cookie_key, decode_cookie
+from metadata.records import (
+    COOKIES,
+    INSTANCE,
+    CookieRecord,
+    cookie_key,
+    decode_cookie,
+    encode_record,
+)
 from metadata.sqlite import SqliteStore
-from metadata.store import MetadataStore
+from metadata.store import MetadataStore, Page
 
 
 class CutOff(Exception):
@@ -317,7 +324,10 @@ async def test_no_new_bookie_gives_a_cluster_another_id(
     tmp_path: Path, store: MetadataStore, instance: bytes | None
 ) -> None:
     """All others would be refused from then on."""
-    mine, new = config_of(tmp_path / "1", "one"), config_of(tmp_path / "2", "two")
+    mine, new = (
+        msgspec.structs.replace(config_of(tmp_path / name, name), metadata="zk://host-1:2181/quire")
+        for name in ("one", "two")
+    )
     record = await check_cookie(mine, store)
     if instance is None:
         await store.delete(INSTANCE)
@@ -331,6 +341,26 @@ async def test_no_new_bookie_gives_a_cluster_another_id(
     await store.put(INSTANCE, record.instance_id.encode())
     assert await check_cookie(mine, store) == record
     assert (await check_cookie(new, store)).instance_id == record.instance_id
+
+
+async def test_an_empty_id_without_bookies_is_filled(
+    config: BookieConfig, store: MetadataStore
+) -> None:
+    await store.put(INSTANCE, b"")
+    record = await check_cookie(config, store)
+    assert record.instance_id
+    assert await check_cookie(config, store) == record
+
+
+async def test_cookies_without_an_id_are_of_no_cluster(
+    config: BookieConfig, store: MetadataStore
+) -> None:
+    """BookKeeper wrote them before clusters had ids; one that cannot be read is none either."""
+    config = msgspec.structs.replace(config, metadata="zk://host-1:2181/quire")
+    theirs = CookieRecord("theirs", "", "/j", "/l", "c")
+    await store.put(cookie_key("theirs"), encode_record(theirs))
+    await store.put(cookie_key("torn"), b"{")
+    assert (await check_cookie(config, store)).instance_id
 
 
 async def test_a_name_that_is_taken_while_a_bookie_is_made_is_refused(
@@ -432,3 +462,24 @@ async def test_hosts_may_have_the_same_folders(
         shutil.rmtree(folder)
     with pytest.raises(CookieRefused, match="bookie-1 had its data"):
         await check_cookie(named, store)
+
+
+async def test_the_first_of_two_new_bookies_gives_the_cluster_its_id(
+    tmp_path: Path, store: MetadataStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes while the other one looks for bookies of a cluster whose id was lost."""
+    one, two = (
+        msgspec.structs.replace(config_of(tmp_path / name, name), metadata="zk://host-1:2181/quire")
+        for name in ("one", "two")
+    )
+    listed = store.list
+
+    async def late(prefix: str, *, after: str = "", limit: int = 1000) -> Page:
+        if not after and prefix == COOKIES and (await store.get(INSTANCE)) is None:
+            monkeypatch.undo()
+            await check_cookie(one, store)
+        return await listed(prefix, after=after, limit=limit)
+
+    monkeypatch.setattr(store, "list", late)
+    second = await check_cookie(two, store)
+    assert second.instance_id == (await check_cookie(one, store)).instance_id

@@ -10,6 +10,7 @@ import pytest
 import trio
 from group_rig import ORDERS, rest, shop, take
 from lost_member import Left, drained, lose, slow_adoptions, told
+from memory_cluster import MemoryCluster
 from trio.testing import MockClock
 
 from ledger_client import Client, Gap, Message
@@ -20,7 +21,7 @@ from ledger_client.groups.membership import Membership
 from ledger_client.groups.sources import Kept
 from ledger_client.topics.positions import Place
 from metadata.groups.rows import member_key
-from metadata.groups.shares import decode_share, shares_prefix
+from metadata.groups.shares import ShareRecord, decode_share, shares_prefix
 from metadata.topics import RollPolicy
 
 
@@ -161,6 +162,15 @@ async def test_entries_of_which_several_members_had_messages_are_counted_once(
         assert gaps[0].missing == 6
 
 
+def shares_in(cluster: MemoryCluster) -> list[ShareRecord]:
+    """What is stored of the messages that are not acknowledged."""
+    return [
+        decode_share(key, found.value)
+        for key, found in cluster.store.values.items()
+        if key.startswith(shares_prefix("billing"))
+    ]
+
+
 async def test_a_member_that_leaves_takes_nothing_over_again(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,13 +184,29 @@ async def test_a_member_that_leaves_takes_nothing_over_again(
     monkeypatch.setattr(Membership, "leave", slowly)
     async with shop(1) as (cluster, client):
         await Left(client, "shared").fill(1, 12)
-        rows = [
-            decode_share(key, found.value)
-            for key, found in cluster.store.values.items()
-            if key.startswith(shares_prefix("billing"))
-        ]
+        rows = shares_in(cluster)
         assert len(rows) > 3
         assert not any(row.is_blind for row in rows)
+
+
+@pytest.mark.parametrize("mode", ["shared", "key-shared"])
+async def test_a_look_ends_as_its_member_leaves(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """What it took over by then is left to others at once."""
+    async with shop(1) as (cluster, client):
+        left = Left(client, mode)
+        await left.fill(1, 40)
+        slow_adoptions(monkeypatch, 0.5)
+        async with left.consumer():
+            await trio.sleep(1.6)
+            began = trio.current_time()
+        assert trio.current_time() - began < 1
+        assert not any(row.is_blind for row in shares_in(cluster))
+        began = trio.current_time()
+        async with left.consumer() as consumer:
+            assert await consumer.poll(wait_s=10)
+        assert trio.current_time() - began < 5
 
 
 async def test_a_look_ends_as_its_member_goes(
