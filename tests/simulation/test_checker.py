@@ -146,6 +146,13 @@ BROKEN: dict[str, tuple[int, list[Event]]] = {
     "a version that is two records": (5, [listed(1, OPEN), listed(1, OPEN, (0, "xz"))]),
     "a listed bookie lacks an entry": (5, [*ONE_OF_TWO, replica("x", A, B), replica("y", A)]),
     "a listed bookie has another": (5, [*ONE_OF_TWO, replica("x", A, B), replica("y", A, C)]),
+    "copies that moved before the look": (
+        5,
+        [
+            *[*ONE_OF_TWO, listed(3, CLOSED, (0, "xz"), last_entry=1)],
+            *[replica("x", A, B), replica("y", A, B)],
+        ],
+    ),
     "a listed bookie was not found": (5, [*ONE_OF_TWO, replica("x", A, B)]),
     "copies where no reader looks": (
         5,
@@ -204,6 +211,10 @@ SOUND: dict[str, list[Event]] = {
     "no entry above the end": [*WRITTEN, closed(2, 6), absent(3)],
     "a read up to the end": [sent(A, B), closed(1, 3), read(0, A, B)],
     "whole copies": [*ALL_OF_TWO, read(0, A, B), replica("x", A, B), replica("y", A, B)],
+    "copies that move after the look": [
+        *[*ALL_OF_TWO, replica("x", A, B), replica("y", A, B)],
+        listed(3, CLOSED, (0, "xz"), last_entry=1),
+    ],
     "more on a bookie than is listed": [
         *[*ALL_OF_TWO, replica("x", A, B, D), replica("y", A, B), replica("z", C)]
     ],

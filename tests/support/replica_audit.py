@@ -1,6 +1,6 @@
 """Does every bookie of the location list hold what the ledger's readers will ask it for?
 
-Looked at once, after everything was healed: the last version of the list must lead to
+Looked at once, after everything was healed: the last version of the list by then must lead to
 write_quorum equal copies of every entry of a closed ledger. A ledger with acknowledged entries
 must be there for that: recorded, closed, and on some bookie.
 """
@@ -39,7 +39,10 @@ def _write_sets(facts: Facts, end: int) -> Iterator[tuple[int, list[str]]]:
     """Yield each entry up to *end* with the bookies that should hold it."""
     assert facts.created is not None
     size, quorum = facts.created.ensemble_size, facts.created.write_quorum
-    fragments = facts.versions[-1].fragments
+    looked_at = max(replica.at for replica in facts.replicas.values())
+    # Copies may be moved later, while everything is read back.
+    before = [version for version in facts.versions if version.at <= looked_at]
+    fragments = (before or facts.versions)[-1].fragments
     starts = [fragment.first_entry for fragment in fragments] + [end + 1]
     for fragment, (start, stop) in zip(fragments, itertools.pairwise(starts), strict=True):
         for entry in range(start, stop):
