@@ -157,6 +157,7 @@ async def test_ids_and_times_go_on_where_others_came_to(
     now_ms = await one.store.now_ms()
     assert await late.store.now_ms() >= now_ms
     await one.store.next_id("c", 10)
+    await one.store.next_id("new")
     assert (await late.store.floors()).counters == (await one.store.floors()).counters
 
 
