@@ -26,6 +26,10 @@ from ledger_client.topics.reading.topic_watch import TopicWatch
 from metadata.topics import TopicRecord
 
 
+NO_PARTITION = -2
+"""Before all partitions: the only one of a topic without partitions is -1."""
+
+
 class LaneSpan(NamedTuple):
     """A lane from its first message that is left to behind its last one."""
 
@@ -97,6 +101,8 @@ class TopicFeed:
         open_ticks: OpenTicks | None = None,
     ) -> None:
         self.topic = topic
+        self.newest = NO_PARTITION
+        """the last of all partitions that were ever added"""
         self._context = context
         self._partitions: list[int] = []
         self._scope = trio.CancelScope()
@@ -250,6 +256,7 @@ class TopicFeed:
                 place = added[lane.partition].get(lane.lane, EARLIEST)
                 self._merged.add(LaneRange(known, LaneStart(place)))
         self._partitions += [each for each in added if each not in self._partitions]
+        self.newest = max(self.newest, *added) if added else self.newest
         if self._ticks is not None and added:
             self._ticks.held -= added.keys()
             first = found.first

@@ -4,11 +4,13 @@ The events of a namespace are messages of its topic ``__events``, in the order o
 with_meta a consumer has them in its stream, as TopicEvent:
 
     created ──► messages of the topic, "altered" as soon as it is known ──► deleted
+                         altered with more partitions ──► messages of these
 
 There is no broker that puts both in one order. So a member holds the messages of a topic back until
 all events that there were when it began to read the topic were handed out: by itself, or, if
-another member has the events, until that one committed them. When a member comes to the deletion
-of a topic, it first hands out what it can still read of it, and nothing more afterwards.
+another member has the events, until that one committed them. It does so again when it gets a
+partition that was added since. When a member comes to the deletion of a topic, it first hands out
+what it can still read of it, and nothing more afterwards.
 """
 
 from __future__ import annotations
@@ -95,6 +97,8 @@ class Barrier(NamedTuple):
     """where the events are"""
     ends: Places
     """the places behind them"""
+    newest: int
+    """the last partition of the topic that was read when they were looked up"""
 
     def is_passed(self, places: Places) -> bool:
         """Return True if all of them lie before *places*."""
@@ -139,7 +143,8 @@ class Turns:
         self._on_deleted = on_deleted
         self._held: dict[int, Barrier | None] = {}
         """by uid, topics whose messages wait; `None`: their barrier is looked up"""
-        self._free: set[int] = set()
+        self._free: dict[int, int] = {}
+        """by uid, the last partition of a topic before which all events were handed out"""
 
     def take(self, reached: Reached) -> MergedBatch | None:
         """Return the next messages if they have arrived.
@@ -152,7 +157,7 @@ class Turns:
             for feed in [each for each in feeds if each.topic.name.endswith(EVENTS)]:
                 if (events := self._take(feed)) is not None:
                     return self._unless_deleted(feed, events)
-            feeds = [each for each in feeds if self._is_free(each.topic, reached)]
+            feeds = [each for each in feeds if self._is_free(each, reached)]
         for _ in feeds:
             self.count += 1
             if (batch := self._take(feeds[self.count % len(feeds)])) is not None:
@@ -175,50 +180,58 @@ class Turns:
             other = self._feeds.get(uid)
             if other is None:
                 continue
-            left = self._take(other) if uid in self._free else None
+            left = self._take(other) if self._has_passed(other) else None
             if left is not None:
                 feed.give_back(events, events.rows)
                 return left
             self._on_deleted(other.topic)  # nothing of it comes after its deletion
         return events
 
-    def _is_free(self, topic: TopicRecord, reached: Reached) -> bool:
+    def _is_free(self, feed: TopicFeed, reached: Reached) -> bool:
         """Return True if the events before the messages of a topic were handed out."""
-        if topic.uid in self._free or is_own(topic.name):
+        uid = feed.topic.uid
+        if is_own(feed.topic.name) or self._has_passed(feed):
             return True
-        if topic.uid not in self._held:
-            self._held[topic.uid] = None
-            self._nursery.start_soon(self._hold, topic)
-        barrier = self._held[topic.uid]
+        if uid not in self._held:
+            self._held[uid] = None
+            self._nursery.start_soon(self._hold, feed)
+        barrier = self._held[uid]
         if barrier is None or barrier.part not in self._active:
             return False
         if barrier.is_passed(reached(barrier.part)):
-            self._release(topic.uid)
-        return topic.uid in self._free
+            self._release(uid, barrier)
+        return self._has_passed(feed)
 
-    def _release(self, uid: int) -> None:
+    def _has_passed(self, feed: TopicFeed) -> bool:
+        newest = self._free.get(feed.topic.uid)
+        return newest is not None and feed.newest <= newest
+
+    def _release(self, uid: int, barrier: Barrier) -> None:
         self._held.pop(uid, None)
-        self._free = (self._free & self._feeds.keys()) | {uid}
+        self._free = {each: self._free[each] for each in self._free if each in self._feeds}
+        self._free[uid] = barrier.newest
         self._on_arrival()
 
-    async def _hold(self, topic: TopicRecord) -> None:
+    async def _hold(self, feed: TopicFeed) -> None:
         """Find the events before the messages of a topic; wait for another member to commit them.
 
         If this member has them, take() sees when they were handed out.
         """
-        while topic.uid in self._held and topic.uid in self._feeds:
+        uid = feed.topic.uid
+        while uid in self._held and self._feeds.get(uid) is feed:
             try:
-                await self._look(topic)
+                await self._look(feed)
             except (LedgerError, MetadataError) as failure:
                 _log.warning("group %s: events not known yet: %s", self._group, failure)
             await trio.sleep(LOOK_S)
-        self._held.pop(topic.uid, None)
+        self._held.pop(uid, None)
 
-    async def _look(self, topic: TopicRecord) -> None:
-        barrier = self._held[topic.uid] or await self._barrier(topic)
+    async def _look(self, feed: TopicFeed) -> None:
+        uid = feed.topic.uid
+        barrier = self._held[uid] or await self._barrier(feed)
         if barrier is None:
             return  # events are not published yet
-        self._held[topic.uid] = barrier
+        self._held[uid] = barrier
         self._on_arrival()
         is_passed = not barrier.ends
         if not is_passed and barrier.part not in self._active:
@@ -226,10 +239,11 @@ class Turns:
             progress = read_progress(self._context.store, self._group, barrier.part, timeout_s)
             is_passed = barrier.is_passed((await progress)[0] or {})
         if is_passed:
-            self._release(topic.uid)
+            self._release(uid, barrier)
 
-    async def _barrier(self, topic: TopicRecord) -> Barrier | None:
+    async def _barrier(self, feed: TopicFeed) -> Barrier | None:
         """Return the end of the namespace's events, `None` while some are not published."""
+        topic, newest = feed.topic, feed.newest
         store, (namespace, _) = self._context.store, split_topic(topic.name)
         key = last_event_key(namespace)
         with translated(self._context.options.metadata_timeout_s):
@@ -240,11 +254,11 @@ class Turns:
             return None
         found = await self._context.catalogue.find(events_topic(namespace))
         if found is None:
-            return Barrier(Part(topic.uid, -1), {})
+            return Barrier(Part(topic.uid, -1), {}, newest)
         events = found[0]
         ends = await GroupLanes(self._context, self._group).ends(events)
         (partition,) = events.partition_indexes
-        return Barrier(Part(events.uid, partition), ends)
+        return Barrier(Part(events.uid, partition), ends, newest)
 
 
 def _deleted(events: MergedBatch) -> list[int]:

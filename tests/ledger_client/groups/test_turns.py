@@ -120,6 +120,58 @@ async def test_a_creation_that_is_published_late_still_comes_first(
         assert told(await drain(consumer)) == [f"created {REFUNDS}", "0", "1", "2"]
 
 
+async def test_messages_of_added_partitions_come_after_the_alteration(
+    autojump_clock: MockClock,
+) -> None:
+    """TD-69: each time some are added, even if it is published late; nothing is lost."""
+    async with shop(2) as (_, client), mirror(client) as consumer:
+        await send(client, 0, 10)
+        assert len(await drain(consumer)) == 11
+        publish = client.topics._publish
+        for first, partitions in ((10, 5), (50, 9)):
+            client.topics._publish = quiet  # type: ignore[method-assign]
+            await client.topics.alter(ORDERS, partitions=partitions)
+            await trio.sleep(5)  # the leader assigns them
+            await send(client, first, first + 40)
+            early = await drain(consumer, wait_s=10)
+            await publish(ORDERS)
+            event, *late = await drain(consumer)
+            assert told([event]) == [f"altered {ORDERS}"]
+            assert sorted(map(int, told([*early, *late]))) == [*range(first, first + 40)]
+            assert {each.id.partition for each in late} >= {*range(partitions - 3, partitions)}
+            assert not {each.id.partition for each in early} & {*range(partitions - 3, partitions)}
+
+
+async def test_messages_of_added_partitions_wait_for_the_member_that_has_the_alteration(
+    autojump_clock: MockClock,
+) -> None:
+    async with shop(2) as (_, client), mirror(client) as first, mirror(client) as second:
+        await send(client, 0, 10)
+        await trio.sleep(10)
+        seen: list[str] = []
+
+        async def note(consumer: GroupConsumer) -> None:
+            async for message in consumer:
+                (text,) = told([message])
+                seen.append(text)
+                if text.startswith("altered"):
+                    await trio.sleep(20)
+                    seen.append("committed")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(note, first)
+            nursery.start_soon(note, second)
+            await trio.sleep(60)
+            assert len(seen) == 11
+            await client.topics.alter(ORDERS, partitions=8)
+            await trio.sleep(5)
+            async with client.producer(ORDERS, partition=7) as producer:
+                await producer.send(b"in an added one")
+            await trio.sleep(60)
+            nursery.cancel_scope.cancel()
+        assert seen[11:] == [f"altered {ORDERS}", "committed", "in an added one"]
+
+
 async def quiet(name: str) -> None:
     """Publish nothing about *name*, as a client that is killed after its change."""
 
