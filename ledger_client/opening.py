@@ -24,6 +24,7 @@ from ending: it is left as a cancelled block is, with a ResourceWarning.
 from __future__ import annotations
 
 import contextvars
+import logging
 import signal
 import threading
 import warnings
@@ -35,8 +36,9 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 import trio
 
-from ledger_client.errors import ClientClosed, NotOpen
+from ledger_client.errors import ClientClosed, Gap, NotOpen
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -80,6 +82,7 @@ class Held(Generic[T]):
         self._error: Exception | None = None
         self._task: trio.lowlevel.Task | None = None
         self._is_abandoned = False
+        self._raised: BaseException | None = None
 
     async def enter(self) -> T:
         """Enter the block in a task of its own, and return its value.
@@ -137,7 +140,7 @@ class Held(Generic[T]):
             return
         with trio.CancelScope(shield=True):
             await self._ended.wait()
-        self._take_failure()
+        _log_gap(self._take_failure())
 
     def abandon(self) -> None:
         """Cancel the block, and do not wait for its end. To be called in trio's thread."""
@@ -188,12 +191,24 @@ class Held(Generic[T]):
         self._home.note_end(self)
         return failure
 
+    def log_unseen(self, error: BaseException) -> None:
+        """Log a gap that leave() raised if the caller gets *error* in its place."""
+        if self._raised is not error:
+            _log_gap(self._raised)
+            self._raised = None
+
     def _raise_failure(self) -> NoReturn:
-        failure = self._take_failure()
+        self._raised = failure = self._take_failure()
         if isinstance(failure, Exception):
             raise failure
         # A cancellation that was not asked for here: that of the home.
         raise ClientClosed("the client was closed meanwhile; connect again") from None
+
+
+def _log_gap(failure: BaseException | None) -> None:
+    """Log what is never silent: messages are missing, and nobody gets the error that says so."""
+    if isinstance(failure, Gap):
+        _log.warning("%s; nobody saw it, as what led to it was cancelled", failure)
 
 
 def is_cancelled(failure: BaseException | None) -> bool:

@@ -352,6 +352,7 @@ class PortalBlock(Generic[T]):
 
     def _stop_after(self, error: BaseException) -> None:
         """Leave the block at once if the caller was interrupted while it entered or left it."""
+        self._held.log_unseen(error)
         if isinstance(error, Exception) or not self._held.is_entered or self._portal.is_forked:
             return
         self._portal.call(self._held.cancel)

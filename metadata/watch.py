@@ -41,13 +41,14 @@ class Changes(msgspec.Struct, frozen=True, tag=True):
     """Keys that changed under a prefix, up to *revision*.
 
     *everything*: the keys are unknown (too many, or too long ago), so any may have changed.
-    *cut_off*: there may be later changes, of which whoever says this cannot know at present.
+    *cut_off*: there may be later changes, of which whoever says this cannot know at present; `None`
+    of a bookie of an older version, which does not say.
     """
 
     revision: int
     keys: list[str]
     everything: bool = False
-    cut_off: bool = False
+    cut_off: bool | None = None
 
 
 class ChangeLog(Protocol):

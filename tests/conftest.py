@@ -91,7 +91,7 @@ MEMORY_SIZE_MIN = 8 << 30
 ID_SIZE_MAX = 80
 HEAVY = {"bench", "hosts", "interop", "simulation", "system"}
 """Folders whose tests take long, next to the others."""
-HALVES = 18
+HALVES = 26
 """The bit of a name's checksum by which tests with real processes take as long in each half."""
 LISTING = "QUIRE_LIST_TESTS_IN"
 """In the environment: the file that takes what was collected."""
@@ -139,10 +139,13 @@ def has_memory_for_folders() -> bool:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Five workers for two processors, since tests wait more than they compute; or none."""
+    """Two workers for each processor, since tests wait, too; or none.
+
+    Each more makes all of them slower than it saves: they take caches from each other.
+    """
     if config.getoption("capture") == "no" or not runs_folders(config):
         return 0
-    return min(WORKERS_MAX, 5 * len(os.sched_getaffinity(0)) // 2)
+    return min(WORKERS_MAX, 2 * len(os.sched_getaffinity(0)))
 
 
 def runs_folders(config: pytest.Config) -> bool:

@@ -10,6 +10,7 @@ another member has by now. It cannot commit them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Unpack
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Unpack
 import trio
 
 from ledger_client.background import Background
-from ledger_client.errors import BadGroup, LedgerError, MemberRemoved
+from ledger_client.errors import BadGroup, Gap, LedgerError, MemberRemoved
 from ledger_client.groups.arrivals import Arrivals
 from ledger_client.groups.feed import OpenTicks
 from ledger_client.groups.heartbeats import Heartbeats, SharedHeartbeats
@@ -44,6 +45,7 @@ from metadata.groups.rows import MemberRecord
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_log = logging.getLogger(__name__)
 BY_ACK = "acknowledge its messages with ack()"
 NO_PLACES = "its members have no places; Client.groups.lag() and reset() have the group's"
 CLOSED = "it was closed; open another consumer to go on"
@@ -85,6 +87,7 @@ class GroupConsumer(Openable):
             prepare=self._prepare,
             wake=self._wake,
         )
+        self._unseen: Gap | None = None  # raise_unseen()
         self._arrivals = Arrivals(self._membership)
         self._partitions = Partitions(
             context,
@@ -404,6 +407,7 @@ class GroupConsumer(Openable):
             await self._held.leave()
         else:
             await self._close(is_done=False)
+            raise_unseen(self)
             self._delivery.raise_failures()
 
     async def _close(self, *, is_done: bool) -> None:
@@ -468,6 +472,22 @@ def at_hand(consumer: GroupConsumer) -> Iterator[Message]:
     return delivery.at_hand if isinstance(delivery, InOrder) else iter(())
 
 
+def note_unseen(consumer: GroupConsumer, gap: Gap) -> None:
+    """Keep a gap that a call brought which was given up: nobody saw it.
+
+    raise_unseen() is for the next call. If there is none, the end of the block raises it.
+    """
+    consumer._unseen = gap
+    _log.warning("%s; nobody saw it, so the next call raises it", gap)
+
+
+def raise_unseen(consumer: GroupConsumer) -> None:
+    """Raise the gap that nobody saw, once."""
+    unseen, consumer._unseen = consumer._unseen, None
+    if unseen is not None:
+        raise unseen
+
+
 def _names_of(topics: str | Sequence[str]) -> list[str]:
     """Return names and patterns as a list. Raises TypeError for anything else."""
     names = (
@@ -510,4 +530,5 @@ async def open_consumer(
             raise
         finally:
             await consumer._close(is_done=is_done)
+        raise_unseen(consumer)
         consumer._delivery.raise_failures()

@@ -25,7 +25,6 @@ from ledger_client.topics.reading.options import ReadOptions, Start
 from ledger_client.topics.reading.topic_watch import TopicWatch
 from metadata.topics import TopicRecord
 
-
 NO_PARTITION = -2
 """Before all partitions: the only one of a topic without partitions is -1."""
 

@@ -160,6 +160,8 @@ class Shared:
             while not messages:  # what there is may wait for others of its key
                 await self._have_some(messages_max)
                 messages = [*islice(iter(self._next, None), messages_max)]
+        if not messages and not self._must_raise:  # what is due may not be stored in time
+            messages = [*islice(iter(self._next, None), messages_max)]
         self._last = messages
         return messages
 
@@ -470,8 +472,7 @@ class Shared:
                     await self._sharing.adopt_orphans()
                     await self._taking.read(starts.keys() & self._begun.keys())
                 except LedgerError as failure:
-                    group = self._options.group
-                    _log.warning("group %s: partitions not begun: %s", group, failure)
+                    self._sharing.report("partitions not begun", failure)
                     await trio.sleep(RETRY_S)
                     continue
                 for part, places in starts.items():
@@ -581,10 +582,9 @@ class Shared:
     def raise_failures(self) -> None:
         """Raise what went wrong and was not raised yet: a gap before all else."""
         gap, self._last_gap = self._last_gap, None
-        if gap is None:
-            self._taking.raise_failure()
-        else:
+        if gap is not None:
             raise gap
+        self._taking.raise_failure()
 
     async def close(self, *, is_done: bool, commits: bool) -> None:
         """Store acknowledgements, and leave everything else to others. Raises LedgerError."""

@@ -186,8 +186,7 @@ class Sharing:
                 try:
                     await work()
                 except (LedgerError, MetadataError) as failure:
-                    if self._membership.is_member and not self._is_leaving:
-                        _log.warning("group %s: %s", self._options.group, failure)
+                    self.report("others' messages not taken over", failure)
                     await trio.sleep(RETRY_S)
                     self._news[prefix].set()
         finally:
@@ -198,6 +197,11 @@ class Sharing:
     async def _look_for_orphans(self) -> None:
         self._has_others = await self._rows.others()
         await self.adopt_orphans()
+
+    def report(self, what: str, failure: Exception) -> None:
+        """Log what is tried again, unless it failed because this member goes."""
+        if self._membership.is_member and not self._is_leaving:
+            _log.warning("group %s: %s: %s", self._options.group, what, failure)
 
     @asynccontextmanager
     async def _look(self) -> AsyncIterator[None]:

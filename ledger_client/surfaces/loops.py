@@ -16,7 +16,6 @@ ended, so that nothing goes on behind its back.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from contextlib import AbstractAsyncContextManager, suppress
@@ -31,7 +30,7 @@ import trio
 from ledger_client.background import OneTaker
 from ledger_client.client import Client
 from ledger_client.errors import ClientClosed, Gap
-from ledger_client.groups.consumer import GroupConsumer, at_hand
+from ledger_client.groups.consumer import GroupConsumer, at_hand, note_unseen, raise_unseen
 from ledger_client.groups.options import ConsumerSettings
 from ledger_client.ledgers.entries import Entry, EntryBatch
 from ledger_client.ledgers.reader import Follower
@@ -54,7 +53,6 @@ from ledger_client.topics.times import Timestamp
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_log = logging.getLogger(__name__)
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 R = TypeVar("R")
@@ -190,6 +188,7 @@ class LoopBlock(Generic[R]):
 
     async def _stop_after(self, error: BaseException) -> None:
         """Leave the block at once if the task was cancelled while it entered or left it."""
+        self._held.log_unseen(error)
         forked = self._portal.portal.is_forked
         if isinstance(error, Exception) or not self._held.is_entered or forked:
             return
@@ -418,8 +417,6 @@ class LoopConsumption(Looped[GroupConsumer]):
     """
 
     _at_hand: Iterator[Message] = iter(())
-    _unseen: Gap | None = None
-    """came in a call that was given up; the next one raises it"""
 
     def __aiter__(self) -> AsyncIterator[Message]:
         return self
@@ -442,9 +439,7 @@ class LoopConsumption(Looped[GroupConsumer]):
 
     async def _seen(self, ask: Callable[[], Awaitable[R]]) -> R:
         came, gaps = list[R](), list[Gap]()
-        unseen, self._unseen = self._unseen, None
-        if unseen is not None:
-            raise unseen
+        raise_unseen(self._inner)
 
         async def bring() -> None:
             try:
@@ -459,8 +454,7 @@ class LoopConsumption(Looped[GroupConsumer]):
             raise
         except BaseException:
             for gap in gaps:
-                self._unseen = gap
-                _log.warning("%s; nobody saw it, so the next call raises it", gap)
+                note_unseen(self._inner, gap)
             if came:
                 with suppress(RuntimeError):
                     self._call_sync(self._inner.take_back)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -17,7 +16,7 @@ import trio
 from ledger_client.background import OneTaker
 from ledger_client.client import Client
 from ledger_client.errors import ClientClosed, Gap
-from ledger_client.groups.consumer import GroupConsumer, at_hand
+from ledger_client.groups.consumer import GroupConsumer, at_hand, note_unseen, raise_unseen
 from ledger_client.groups.options import ConsumerSettings, OnParts, TopicPartition
 from ledger_client.ledgers.entries import Entry, EntryBatch
 from ledger_client.ledgers.reader import Follower
@@ -40,7 +39,6 @@ from ledger_client.topics.times import Timestamp
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_log = logging.getLogger(__name__)
 T = TypeVar("T")
 R = TypeVar("R")
 P = ParamSpec("P")
@@ -278,8 +276,6 @@ class BlockingConsumption(Blocking[GroupConsumer]):
     """
 
     _at_hand: Iterator[Message] = iter(())
-    _unseen: Gap | None = None
-    """came in a call that was given up; the next one raises it"""
 
     def __iter__(self) -> Iterator[Message]:
         return self
@@ -302,9 +298,7 @@ class BlockingConsumption(Blocking[GroupConsumer]):
 
     def _seen(self, ask: Callable[[], Awaitable[R]]) -> R:
         came, gaps = list[R](), list[Gap]()
-        unseen, self._unseen = self._unseen, None
-        if unseen is not None:
-            raise unseen
+        raise_unseen(self._inner)
 
         async def bring() -> None:
             try:
@@ -319,8 +313,7 @@ class BlockingConsumption(Blocking[GroupConsumer]):
             raise
         except BaseException:
             for gap in gaps:
-                self._unseen = gap
-                _log.warning("%s; nobody saw it, so the next call raises it", gap)
+                note_unseen(self._inner, gap)
             if came:
                 with suppress(RuntimeError):
                     self._call_sync(self._inner.take_back)

@@ -287,9 +287,9 @@ class Topics:
     ) -> Truncated:
         """Delete everything from *at* on, in every lane; return what was deleted.
 
-        New readers do not see it. Running ones lose sight of it within a second or two, within ten
-        if they are not told; they continue with what is written next, without a Gap. Ids of
-        remaining messages stay valid. A lane's last event time, and the numbers of producers with a
+        New readers do not see it. Running ones lose sight of it within a second or two, or 30 if
+        they are not told; they continue with what is written next, without a Gap. Ids of remaining
+        messages stay valid. A lane's last event time, and the numbers of producers with a
         name, are again those of the last remaining message. Versions and ids are not used again.
         Ledgers without other messages are removed; others free their space when they are removed.
 

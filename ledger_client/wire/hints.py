@@ -132,7 +132,7 @@ class BookieHints:
         self._revision = max(changes.revision, self._revision or 0)
         if changes.cut_off and self.is_cut_off:  # not only for a moment: another one may know more
             self._dialer.pass_over(session)
-        self.is_cut_off = changes.cut_off
+        self.is_cut_off = changes.cut_off is not False
         return changes
 
     def _leave(self) -> None:
@@ -173,7 +173,7 @@ class BookieHints:
                 again = (prefix for prefix in ended if not self._is_wanted(prefix))
                 self._ended.update(dict.fromkeys(again))
                 raise
-            is_cut_off = changes.cut_off
+            is_cut_off = changes.cut_off is not False
             if self._revision is None:
                 self._revision = changes.revision
             sent += WATCHED_AT_ONCE_MAX

@@ -341,6 +341,8 @@ class BookieStore:
                     ) from error
             else:
                 self._is_wait_logged = False
+                if (reasons := told.get()) is not None:
+                    reasons.clear()
                 return reply
             await trio.sleep(pause_s)
 

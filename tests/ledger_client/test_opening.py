@@ -16,9 +16,10 @@ from memory_cluster import memory_cluster
 from trio.testing import MockClock
 
 import ledger_client
-from ledger_client import Client
+from ledger_client import Client, MessageId
 from ledger_client.errors import (
     ClientClosed,
+    Gap,
     LedgerError,
     MemberRemoved,
     NoSuchLedger,
@@ -219,6 +220,36 @@ async def test_a_cancelled_close_ends_the_block_as_a_cancellation_does() -> None
         assert scope.cancelled_caught
         await held.leave()  # harmless
     assert sorted(steps[2:]) == ["cancel it", "cancel other"]
+
+
+async def test_a_gap_that_ends_a_block_is_logged_if_another_error_comes_in_its_place(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    gap = Gap(TOPIC, partition=0, lane=0, position=MessageId(1, 0, 0, 0), first=None, missing=1)
+
+    @asynccontextmanager
+    async def block() -> AsyncIterator[None]:
+        yield
+        with trio.CancelScope(shield=True):
+            await trio.sleep(1)
+        raise gap
+
+    async with trio.open_nursery() as nursery, Opened(nursery) as opened:
+        held = Held(block(), opened)
+        await held.enter()
+        with trio.move_on_after(0.5):
+            await held.leave()
+        assert caplog.text.count("nobody saw it") == 1
+        caplog.clear()
+        held = Held(block(), opened)
+        await held.enter()
+        with pytest.raises(Gap):
+            await held.leave()
+        held.log_unseen(gap)
+        assert not caplog.text
+        held.log_unseen(KeyboardInterrupt())
+        held.log_unseen(KeyboardInterrupt())
+        assert caplog.text.count("nobody saw it") == 1
 
 
 async def test_an_error_in_the_block_of_a_client_cancels_what_it_opened() -> None:

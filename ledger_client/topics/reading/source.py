@@ -336,6 +336,8 @@ class RawSource:
     async def _look_again(self, row: Row) -> Row:
         found: Row | None = row
         news = self._next_news()
+        self._changed = trio.Event()
+        self._changed.set()  # until there is an answer
         with trio.move_on_after(LOOK_LIMIT_S), suppress(MetadataUnavailable):
             found = await self._rows.at(row.number)  # reading goes on without the store
             self._changed = news

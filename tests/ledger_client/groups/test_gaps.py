@@ -318,3 +318,20 @@ async def test_a_member_that_comes_back_is_not_told_what_another_one_was(
         assert sorted(each for each in told if each in firsts) == sorted(firsts)
         # Others are those that a reader meets, which has nothing to store yet.
         assert {each.position[:2] for each in again} <= {*told} - firsts
+
+
+@pytest.mark.parametrize("mode", ["shared", "key-shared"])
+async def test_a_member_that_leaves_while_it_takes_over_warns_of_nothing(
+    autojump_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    mode: str,
+) -> None:
+    async with shop(1) as (_, client):
+        left = Left(client, mode)
+        await left.fill(1, 40)
+        slow_adoptions(monkeypatch, 0.5)
+        caplog.clear()
+        async with left.consumer():
+            await trio.sleep(1.6)
+        assert not caplog.records

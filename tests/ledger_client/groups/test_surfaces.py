@@ -25,7 +25,7 @@ from ledger_client import (
 )
 from ledger_client.aio import AioClient, AioGroupConsumer
 from ledger_client.blocking import BlockingClient, BlockingGroupConsumer
-from ledger_client.groups.consumer import GroupConsumer
+from ledger_client.groups.consumer import GroupConsumer, note_unseen
 from ledger_client.portal import Portal
 
 TOPIC = "shop/orders"
@@ -398,6 +398,41 @@ def test_a_gap_that_an_interrupted_thread_never_saw_is_raised_by_its_next_call(
         with pytest.raises(Gap):
             next(consumer)
         assert next(consumer).value == b"0"
+
+
+def test_a_gap_that_nobody_saw_is_raised_by_the_end_of_the_block(client: BlockingClient) -> None:
+    with (
+        pytest.raises(Gap),
+        client.consumer(TOPIC, group="billing", start="earliest") as consumer,
+    ):
+        note_unseen(consumer._inner, GAP)
+    with client.consumer(TOPIC, group="billing", start="earliest") as consumer:
+        note_unseen(consumer._inner, GAP)
+        with pytest.raises(Gap):
+            consumer.close()
+
+
+def test_a_gap_with_which_a_block_ends_while_its_task_is_cancelled_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def program(client: AioClient) -> None:
+        with pytest.raises(asyncio.CancelledError):
+            async with client.consumer(TOPIC, group="billing", start="earliest") as consumer:
+                call = consumer._portal.call
+
+                async def cancel(
+                    work: Callable[..., Awaitable[R]], *args: object, **how: object
+                ) -> R:
+                    with suppress(Gap):
+                        await call(work, *args, **how)
+                    raise asyncio.CancelledError
+
+                note_unseen(consumer._inner, GAP)
+                caplog.clear()
+                monkeypatch.setattr(consumer._portal, "call", cancel)
+
+    run(program)
+    assert "nobody saw it" in caplog.text
 
 
 def test_a_message_that_a_thread_asks_for_after_a_poll_is_taken_back_alone(

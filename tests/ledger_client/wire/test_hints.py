@@ -223,6 +223,29 @@ async def test_a_client_knows_when_its_bookie_cannot_tell_of_changes(
         nursery.cancel_scope.cancel()
 
 
+class OlderBookie(FakeBookie):
+    """Does not say whether it is cut off."""
+
+    async def _do(self, peer: Peer, request: Request) -> Reply:
+        reply = await super()._do(peer, request)
+        return msgspec.structs.replace(reply, cut_off=None) if isinstance(reply, Changes) else reply
+
+
+async def test_a_bookie_that_does_not_say_whether_it_is_cut_off_may_be_and_is_not_left(
+    behind: MemoryStore, nursery: trio.Nursery, autojump_clock: Clock
+) -> None:
+    one, other = OlderBookie(behind), OlderBookie(behind)
+    network = Network(nursery, one, other)
+    async with BookieStore.open(network.addresses, open_stream=network.open_stream) as store:
+        nursery.start_soon(store.watches.run)
+        store.watches.subscribe("w/", Noted())
+        for _ in range(10):
+            await trio.sleep(WAIT_S)
+            assert not store.watches.tells("w/")
+        assert one.connections + other.connections == 1
+        nursery.cancel_scope.cancel()
+
+
 class CutOffBookie(FakeBookie):
     """Hears nothing of its store; refuses to watch what *refused* is true for."""
 

@@ -127,3 +127,15 @@ async def test_a_failure_names_what_bookies_lack_though_the_last_one_had_no_time
         )
         with late, translated(9):
             await store.get("first")
+
+
+async def test_what_a_bookie_said_of_a_call_that_was_answered_later_is_not_named(
+    autojump_clock: MockClock,
+) -> None:
+    async with _cluster() as ((asked, other), store):
+        asked.connection.drop()
+        with pytest.raises(errors.MetadataUnavailable) as caught, translated(9):
+            await store.get("first")
+            asked.bookie.mute = other.bookie.mute = True
+            await store.get("first")
+        assert "a bookie said" not in str(caught.value)

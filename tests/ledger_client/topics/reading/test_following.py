@@ -98,6 +98,35 @@ async def test_what_is_deleted_of_a_ledger_that_is_being_read_is_not_read_any_mo
         assert found == [*ids[1:200], ids[239]]
 
 
+async def test_a_look_that_a_store_did_not_answer_is_made_up_for_while_it_cannot_tell(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    async def away(_rows: LedgerRows, _number: int) -> None:
+        asked.append(trio.current_time())
+        raise MetadataUnavailable("the store is away")
+
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        await client.topics.create(TOPIC)
+        async with (
+            client.producer(TOPIC) as producer,
+            client.reader(TOPIC, follow=True) as reader,
+        ):
+            await producer.send(b"")
+            await anext(reader)
+            await trio.sleep(5)
+            cluster.store.is_cut_off = True
+            monkeypatch.setattr(LedgerRows, "at", away)
+            for _ in range(60):
+                await producer.send(b"")
+                await anext(reader)
+                await trio.sleep(0.5)
+        first, *later = asked
+        assert first <= later[0] - 1
+        assert len(later) >= 8, "each second, once one was not answered"
+
+
 async def test_a_look_that_the_store_did_not_answer_is_made_up_for(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
