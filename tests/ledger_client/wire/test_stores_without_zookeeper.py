@@ -135,7 +135,7 @@ async def test_what_a_bookie_said_of_a_call_that_was_answered_later_is_not_named
     async with _cluster() as ((asked, other), store):
         asked.connection.drop()
         with pytest.raises(errors.MetadataUnavailable) as caught, translated(9):
-            await store.get("first")
+            await store.put("second", b"")
             asked.bookie.mute = other.bookie.mute = True
             await store.get("first")
         assert "a bookie said" not in str(caught.value)
