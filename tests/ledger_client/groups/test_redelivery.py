@@ -10,8 +10,9 @@ import trio
 from shared_shop import ORDERS, rows, send, shop, until, value
 from trio.testing import MockClock
 
-from ledger_client import BadGroup, LedgerError, Message, NoSuchTopic
+from ledger_client import BadGroup, LedgerError, Message, MetadataUnavailable, NoSuchTopic
 from ledger_client.groups.dead_letters import DeadLetters
+from ledger_client.groups.share_rows import ShareRows
 from ledger_client.topics.producing.producer import Producer
 from metadata.groups.shares import want_key
 from metadata.store import Versioned
@@ -261,3 +262,28 @@ async def test_a_message_is_not_refused_for_what_is_no_time(
         with pytest.raises(BadGroup, match=r"is not 0 to 86400"):
             consumer.nack(message, delay_s=delay_s)  # type: ignore[arg-type]
         await consumer.ack(message)
+
+
+async def test_what_is_at_hand_does_not_wait_for_a_delivery_that_cannot_be_stored(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(_rows: ShareRows, _values: object) -> None:
+        await trio.sleep(10)
+        raise MetadataUnavailable("away")
+
+    async with (
+        shop(1) as (_, client),
+        client.consumer(ORDERS, group="billing", mode="shared", start="earliest") as consumer,
+    ):
+        await send(client, 0, 20)
+        await trio.sleep(5)
+        (first,) = await consumer.poll(messages_max=1)
+        with monkeypatch.context() as outage:
+            outage.setattr(ShareRows, "_save", away)
+            consumer.nack(first, delay_s=0)
+            await trio.sleep(1)
+            assert len(await consumer.poll(wait_s=0, messages_max=9)) == 9
+            assert len(await consumer.poll(wait_s=1)) == 10
+        await trio.sleep(20)
+        (again,) = await consumer.poll(wait_s=60)
+        assert again.value == first.value

@@ -14,7 +14,6 @@ from trio.testing import MockClock
 
 from ledger_client import BadGroup, CommitRefused, LedgerError, Message, MetadataUnavailable
 from ledger_client.groups.options import TopicPartition
-from ledger_client.groups.share_rows import ShareRows
 from metadata import errors
 from metadata.groups.shares import SHARE_WANTS, SHARES
 from metadata.store import Op, Put
@@ -102,31 +101,6 @@ async def test_a_message_that_is_refused_comes_again_after_its_delay(
             assert 5 <= trio.current_time() - since < 5.1
             assert consumer.deliveries(again) == 2
             await consumer.ack(again)
-
-
-async def test_what_is_at_hand_does_not_wait_for_a_delivery_that_cannot_be_stored(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def away(_rows: ShareRows, _values: object) -> None:
-        await trio.sleep(10)
-        raise MetadataUnavailable("away")
-
-    async with (
-        shop(1) as (_, client),
-        client.consumer(ORDERS, group="billing", mode="shared", start="earliest") as consumer,
-    ):
-        await send(client, 0, 20)
-        await trio.sleep(5)
-        (first,) = await consumer.poll(messages_max=1)
-        with monkeypatch.context() as outage:
-            outage.setattr(ShareRows, "_save", away)
-            consumer.nack(first, delay_s=0)
-            await trio.sleep(1)
-            assert len(await consumer.poll(wait_s=0, messages_max=9)) == 9
-            assert len(await consumer.poll(wait_s=1)) == 10
-        await trio.sleep(20)
-        (again,) = await consumer.poll(wait_s=60)
-        assert again.value == first.value
 
 
 async def test_a_message_that_is_not_acknowledged_in_time_comes_again(
