@@ -82,7 +82,7 @@ class Held(Generic[T]):
         self._error: Exception | None = None
         self._task: trio.lowlevel.Task | None = None
         self._is_abandoned = False
-        self._raised: BaseException | None = None
+        self._raised: Gap | None = None
 
     async def enter(self) -> T:
         """Enter the block in a task of its own, and return its value.
@@ -198,7 +198,8 @@ class Held(Generic[T]):
             self._raised = None
 
     def _raise_failure(self) -> NoReturn:
-        self._raised = failure = self._take_failure()
+        failure = self._take_failure()
+        self._raised = failure if isinstance(failure, Gap) else None
         if isinstance(failure, Exception):
             raise failure
         # A cancellation that was not asked for here: that of the home.

@@ -98,7 +98,7 @@ class Barrier(NamedTuple):
     ends: Places
     """the places behind them"""
     newest: int
-    """the last partition of the topic that was read when they were looked up"""
+    """the last partition that the topic is known to have had before they were looked up"""
 
     def is_passed(self, places: Places) -> bool:
         """Return True if all of them lie before *places*."""
@@ -243,7 +243,8 @@ class Turns:
 
     async def _barrier(self, feed: TopicFeed) -> Barrier | None:
         """Return the end of the namespace's events, `None` while some are not published."""
-        topic, newest = feed.topic, feed.newest
+        topic = feed.topic
+        newest = max(feed.newest, topic.partition_indexes[-1])
         store, (namespace, _) = self._context.store, split_topic(topic.name)
         key = last_event_key(namespace)
         with translated(self._context.options.metadata_timeout_s):
