@@ -169,6 +169,8 @@ class RawSource:
         self._last_number = last_number
         self._watch = watch
         self._looked_at = 0.0
+        self._pause_s = LOOK_AGAIN_S
+        """until the next look; longer after each one that held the reader up in vain"""
         self._changed = trio.Event()
         """set if the row of the ledger that is being read may have changed"""
 
@@ -326,7 +328,7 @@ class RawSource:
     def _looks_after_s(self) -> float:
         """Return how long after a look at the row of the ledger that is read there is another."""
         if self._watch is None or self._changed.is_set():
-            return LOOK_AGAIN_S
+            return self._pause_s
         return LOOK_S if self._watch.tells else UNTOLD_S
 
     def _next_news(self) -> trio.Event:
@@ -338,9 +340,12 @@ class RawSource:
         news = self._next_news()
         self._changed = trio.Event()
         self._changed.set()  # until there is an answer
-        with trio.move_on_after(LOOK_LIMIT_S), suppress(MetadataUnavailable):
+        longer_s, self._pause_s = min(2 * self._pause_s, UNTOLD_S), LOOK_AGAIN_S
+        with trio.move_on_after(LOOK_LIMIT_S) as limit, suppress(MetadataUnavailable):
             found = await self._rows.at(row.number)  # reading goes on without the store
             self._changed = news
+        if limit.cancelled_caught:
+            self._pause_s = longer_s
         if found is None:
             raise NoSuchLedger(ledger_id=row.ledger.ledger_id)
         return found

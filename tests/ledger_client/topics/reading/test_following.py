@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 import trio
@@ -125,6 +126,47 @@ async def test_a_look_that_a_store_did_not_answer_is_made_up_for_while_it_cannot
         first, *later = asked
         assert first <= later[0] - 1
         assert len(later) >= 8, "each second, once one was not answered"
+
+
+async def test_a_store_that_hangs_holds_up_a_reader_ever_more_seldom(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    async def hangs(_rows: LedgerRows, _number: int) -> None:
+        asked.append(trio.current_time())
+        await trio.sleep_forever()
+
+    async def away(_rows: LedgerRows, _number: int) -> None:
+        asked.append(trio.current_time())
+        raise MetadataUnavailable("the store is away")
+
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        await client.topics.create(TOPIC)
+        async with (
+            client.producer(TOPIC) as producer,
+            client.reader(TOPIC, follow=True) as reader,
+        ):
+            await producer.send(b"")
+            await anext(reader)
+            cluster.store.is_cut_off = True
+            await trio.sleep(UNTOLD_S)
+            with monkeypatch.context() as outage:
+                outage.setattr(LedgerRows, "at", hangs)
+                for _ in range(600):
+                    await producer.send(b"")
+                    await anext(reader)
+                    await trio.sleep(0.1)
+            pauses = [later - earlier for earlier, later in pairwise(asked)]
+            assert pauses[0] < 4
+            assert min(pauses[4:]) > UNTOLD_S
+            asked.clear()
+            monkeypatch.setattr(LedgerRows, "at", away)
+            for _ in range(60):
+                await producer.send(b"")
+                await anext(reader)
+                await trio.sleep(0.5)
+            assert len(asked) > 10, "each second, as that takes no time"
 
 
 async def test_a_look_that_the_store_did_not_answer_is_made_up_for(
