@@ -174,16 +174,23 @@ class Turns:
     # --- events --------------------------------------------------------------------------
 
     def _unless_deleted(self, feed: TopicFeed, events: MergedBatch) -> MergedBatch:
-        """Return *events*, or first what has arrived of a topic that they delete."""
+        """Return *events*, or first what has arrived of a topic that they delete.
+
+        Before that come the events before its deletion, of which one may have added partitions.
+        """
         self.count += 1
-        for uid in _deleted(events):
+        for index, uid in _deletions(events):
             other = self._feeds.get(uid)
             if other is None:
                 continue
-            left = self._take(other) if self._has_passed(other) else None
-            if left is not None:
+            if index:
+                left = events.rows - index
+                feed.give_back(events, left)
+                first = events.unused(events.rows, kept=left, backward=False)
+                return events._replace(ranges=tuple(first))
+            if (messages := self._take(other)) is not None:
                 feed.give_back(events, events.rows)
-                return left
+                return messages
             self._on_deleted(other.topic)  # nothing of it comes after its deletion
         return events
 
@@ -262,14 +269,14 @@ class Turns:
         return Barrier(Part(events.uid, partition), ends, newest)
 
 
-def _deleted(events: MergedBatch) -> list[int]:
-    """Return the uids of topics that some events delete."""
-    uids: list[int] = []
-    for message in events.messages():
+def _deletions(events: MergedBatch) -> list[tuple[int, int]]:
+    """Return the indexes of events that delete topics, with the uids of these."""
+    found: list[tuple[int, int]] = []
+    for index, message in enumerate(events.messages()):
         try:
             event = decode_event(str(message.id), message.value or b"")
         except BadRecord:
             continue
         if event.kind == "deleted":
-            uids.append(event.record.uid)
-    return uids
+            found.append((index, event.record.uid))
+    return found

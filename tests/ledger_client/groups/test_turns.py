@@ -221,6 +221,32 @@ async def test_what_has_arrived_of_a_deleted_topic_comes_before_its_deletion(
         assert told(await drain(consumer)) == ["5", "6", "7", "8", "9", f"deleted {ORDERS}"]
 
 
+@pytest.mark.parametrize("is_told_before", [True, False])
+async def test_what_has_arrived_of_a_topic_that_got_partitions_comes_before_its_deletion(
+    autojump_clock: MockClock, is_told_before: bool
+) -> None:
+    """And after the alteration, of which messages of new partitions may be."""
+    async with shop(1) as (_, client), mirror(client) as consumer:
+        await send(client, 0, 5)
+        await drain(consumer)
+        async with client.producer(ORDERS) as producer:
+            await producer.send_many([b"%d" % number for number in range(5, 10)])
+        await trio.sleep(3)
+        publish = client.topics._publish
+        if not is_told_before:
+            client.topics._publish = quiet  # type: ignore[method-assign]
+        await client.topics.alter(ORDERS, partitions=2)
+        await trio.sleep(5)  # the leader assigns it
+        found = await consumer.poll(wait_s=0, messages_max=1) if is_told_before else []
+        await client.topics.delete(ORDERS)
+        await publish(ORDERS)
+        await trio.sleep(0.5)
+        assert told([*found, *await drain(consumer)]) == [
+            *(f"altered {ORDERS}", "5", "6", "7", "8", "9"),
+            f"deleted {ORDERS}",
+        ]
+
+
 async def test_a_topic_that_is_deleted_and_made_again_is_another_one(
     autojump_clock: MockClock,
 ) -> None:
