@@ -407,8 +407,7 @@ class GroupConsumer(Openable):
             await self._held.leave()
         else:
             await self._close(is_done=False)
-            raise_unseen(self)
-            self._delivery.raise_failures()
+            _raise_what_is_left(self)
 
     async def _close(self, *, is_done: bool) -> None:
         """Commit what was consumed, and leave the group, in CLOSE_S at most."""
@@ -430,7 +429,7 @@ class GroupConsumer(Openable):
         is_refused, is_stored = isinstance(self._membership.failure, BadGroup), False
         with suppress(LedgerError):
             await self._delivery.close(
-                is_done=is_done,
+                is_done=is_done and self._unseen is None,  # it ends with that gap
                 commits=self._options.auto_commit_s is not None and self._membership.is_member,
             )
             is_stored = True  # what it has begun
@@ -488,6 +487,19 @@ def raise_unseen(consumer: GroupConsumer) -> None:
         raise unseen
 
 
+def _raise_what_is_left(consumer: GroupConsumer) -> None:
+    """Raise what nobody was told: a gap that nobody saw, before what else went wrong."""
+    try:
+        raise_unseen(consumer)
+    except Gap as unseen:
+        try:
+            consumer._delivery.raise_failures()
+        except LedgerError as other:
+            unseen.add_note(f"besides: {other}")
+        raise
+    consumer._delivery.raise_failures()
+
+
 def _names_of(topics: str | Sequence[str]) -> list[str]:
     """Return names and patterns as a list. Raises TypeError for anything else."""
     names = (
@@ -530,5 +542,4 @@ async def open_consumer(
             raise
         finally:
             await consumer._close(is_done=is_done)
-        raise_unseen(consumer)
-        consumer._delivery.raise_failures()
+        _raise_what_is_left(consumer)

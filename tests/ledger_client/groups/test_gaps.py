@@ -13,10 +13,11 @@ from lost_member import Left, drained, lose, slow_adoptions, told
 from memory_cluster import MemoryCluster
 from trio.testing import MockClock
 
-from ledger_client import Client, Gap, Message
-from ledger_client.errors import MemberRemoved
-from ledger_client.groups.consumer import GroupConsumer
+from ledger_client import Client, Gap, Message, MessageId
+from ledger_client.errors import CommitRefused, MemberRemoved
+from ledger_client.groups.consumer import GroupConsumer, note_unseen
 from ledger_client.groups.feed import TopicFeed
+from ledger_client.groups.in_order import InOrder
 from ledger_client.groups.membership import Membership
 from ledger_client.groups.sources import Kept
 from ledger_client.topics.positions import Place
@@ -335,3 +336,36 @@ async def test_a_member_that_leaves_while_it_takes_over_warns_of_nothing(
         async with left.consumer():
             await trio.sleep(1.6)
         assert not [each for each in caplog.records if each.name.startswith("ledger_client")]
+
+
+async def test_a_gap_is_left_to_others_where_another_one_ends_the_block(
+    autojump_clock: MockClock,
+) -> None:
+    unseen = Gap(ORDERS, partition=7, lane=0, position=MessageId(99, 0), first=None, missing=1)
+    async with shop(2) as (_, client):
+        left = Left(client, "shared")
+        await left.fill(2, 12)
+        await left.purge(12)
+        with pytest.raises(Gap) as raised:
+            async with left.consumer() as consumer:
+                await trio.sleep(5)
+                note_unseen(consumer, unseen)
+        assert raised.value is unseen
+        async with left.consumer() as consumer:
+            gaps, _ = await drained(consumer)
+        wanted = {left.first(partition)[:3] for partition in (0, 1)}
+        assert wanted <= {gap.position[:3] for gap in gaps}
+
+
+async def test_a_gap_that_ends_the_block_names_what_else_went_wrong(
+    autojump_clock: MockClock, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: InOrder) -> None:
+        raise CommitRefused("billing", [])
+
+    unseen = Gap(ORDERS, partition=7, lane=0, position=MessageId(99, 0), first=None, missing=1)
+    monkeypatch.setattr(InOrder, "raise_failures", fail)
+    with pytest.raises(Gap) as raised:
+        async with client.consumer(ORDERS, group="other") as consumer:
+            note_unseen(consumer, unseen)
+    assert raised.value.__notes__ == [f"besides: {CommitRefused('billing', [])}"]
