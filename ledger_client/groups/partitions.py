@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
+from itertools import count
 from typing import Protocol, TypeVar
 
 import trio
@@ -27,6 +28,7 @@ from ledger_client.groups.slots import Units
 from ledger_client.groups.telling import Revocation, Telling
 from ledger_client.groups.topic_search import TopicSearch
 from ledger_client.topics.context import TopicContext
+from ledger_client.topics.messages import Message
 from ledger_client.topics.positions import EARLIEST, Places, Position
 from ledger_client.topics.reading.options import ReadOptions
 from metadata.groups.assignment import Part
@@ -196,6 +198,20 @@ class Partitions:
         """Return the error for commits of *parts*, which names topics that are or were read."""
         chosen, names = sorted(parts), self._topic_names
         return CommitRefused(self._options.group, chosen, reason=reason, topics=names)
+
+    def refusal_of(self, messages: Iterable[Message], reason: str) -> CommitRefused:
+        """Return the error for messages that this member does not have."""
+        uids = {feed.topic.name: uid for uid, feed in self.feeds.items()}
+        unread = count(-1, -1)  # in place of the uids of topics that are not read now
+        names: dict[int, str] = {}
+        parts: set[Part] = set()
+        for message in messages:
+            if message.topic not in uids:
+                uids[message.topic] = next(unread)
+            uid = uids[message.topic]
+            names[uid] = message.topic
+            parts.add(Part(uid, message.id.partition))
+        return CommitRefused(self._options.group, sorted(parts), reason=reason, topics=names)
 
     def named(self, parts: Iterable[Part]) -> list[TopicPartition]:
         """Return partitions by the names of their topics, sorted."""

@@ -21,7 +21,7 @@ from itertools import count, islice
 import trio
 
 from ledger_client.background import OneTaker
-from ledger_client.errors import CommitRefused, Gap, LedgerError
+from ledger_client.errors import Gap, LedgerError, MetadataUnavailable
 from ledger_client.figures import ConsumeFigures
 from ledger_client.groups.acknowledging import GONE, Saver
 from ledger_client.groups.arrivals import Arrivals, Awaited
@@ -40,6 +40,8 @@ from ledger_client.topics.positions import Place, Places
 from metadata.groups.assignment import Part
 
 RETRY_S = 0.5
+COUNTS_AGAIN_S = 10.0
+"""Until deliveries are counted before other messages go out again, after that has failed."""
 NO_ANSWER = "not acknowledged by a member that left or was lost"
 REASON_MAX = 1000
 """Characters of a reason that are kept."""
@@ -123,6 +125,7 @@ class Shared:
         )
         self._due: deque[tuple[Share, int]] = deque()
         """messages to deliver again, which have to be counted first"""
+        self._counts_again_at = -math.inf
         self._due_aside: list[tuple[Share, int]] = []
         """those of partitions that are paused, or held back"""
         self._later: list[tuple[float, int, Share, int]] = []
@@ -146,7 +149,7 @@ class Shared:
         return self
 
     async def __anext__(self) -> Message:
-        message = None if self._due or self._must_raise else self._next()
+        message = None if self._counts_first or self._must_raise else self._next()
         while message is None:
             await self._have_some(1)
             message = self._next()
@@ -194,11 +197,17 @@ class Shared:
         with self._taker:
             self._raise_failure()
             while True:
-                if self._due:
+                if self._counts_first:
                     await self._count_due(wanted)
                 if self._holdings.has_next:
                     return
                 await self._arrivals.until(self._has_some)
+
+    @property
+    def _counts_first(self) -> bool:
+        """Whether what is due goes before what is at hand: not for a while after a failure."""
+        has_failed = trio.current_time() < self._counts_again_at
+        return bool(self._due) and not (has_failed and self._holdings.has_next)
 
     def _has_some(self) -> bool:
         self._raise_failure()
@@ -255,7 +264,7 @@ class Shared:
             else:
                 lost.append(message)
         if lost:
-            raise self._refusal(lost)
+            raise self._partitions.refusal_of(lost, GONE)
         return shares
 
     async def saved(self, shares: set[Share]) -> None:
@@ -288,22 +297,8 @@ class Shared:
     def _find(self, message: Message) -> tuple[Share, int]:
         found = self._holdings.find(message)
         if found is None:
-            raise self._refusal([message])
+            raise self._partitions.refusal_of([message], GONE)
         return found
-
-    def _refusal(self, messages: Iterable[Message]) -> CommitRefused:
-        """Return the error for messages that this member has no more."""
-        uids = {feed.topic.name: uid for uid, feed in self._partitions.feeds.items()}
-        unread = count(-1, -1)  # in place of the uids of topics that are not read now
-        names: dict[int, str] = {}
-        parts: set[Part] = set()
-        for message in messages:
-            if message.topic not in uids:
-                uids[message.topic] = next(unread)
-            uid = uids[message.topic]
-            names[uid] = message.topic
-            parts.add(Part(uid, message.id.partition))
-        return CommitRefused(self._options.group, sorted(parts), reason=GONE, topics=names)
 
     # --- again ---------------------------------------------------------------------------
 
@@ -334,8 +329,11 @@ class Shared:
                 self._saver.change(share)
         try:
             await self._saver.saved({share for share, _ in chosen})
-        except BaseException:
+        except BaseException as failure:
             self._due.extendleft(reversed(chosen))
+            self._counts_again_at = trio.current_time() + COUNTS_AGAIN_S
+            if isinstance(failure, MetadataUnavailable) and self._holdings.has_next:
+                return  # what is at hand needs no store
             raise
         here = [(share, index) for share, index in chosen if share.states[index] == State.DUE]
         for share, index in reversed(self._holdings.in_order(here)):

@@ -73,6 +73,9 @@ class PartSource(Protocol):
     def refusal(self, parts: Iterable[Part], reason: str) -> CommitRefused:
         """Return the error for *parts*, which names topics that are or were read."""
 
+    def refusal_of(self, messages: Iterable[Message], reason: str) -> CommitRefused:
+        """Return the error for messages that this member does not have."""
+
     def end(self, topic: TopicRecord) -> None:
         """Read a topic no longer that was deleted."""
 

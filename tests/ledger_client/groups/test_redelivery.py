@@ -287,3 +287,66 @@ async def test_what_is_at_hand_does_not_wait_for_a_delivery_that_cannot_be_store
         await trio.sleep(20)
         (again,) = await consumer.poll(wait_s=60)
         assert again.value == first.value
+
+
+@pytest.mark.parametrize("by_poll", [True, False])
+async def test_what_is_at_hand_goes_out_at_once_after_a_delivery_could_not_be_stored(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, by_poll: bool
+) -> None:
+    async def away(_rows: ShareRows, _values: object) -> None:
+        await trio.sleep(2)
+        raise MetadataUnavailable("away")
+
+    async def take() -> tuple[float, list[Message]]:
+        began = trio.current_time()
+        if by_poll:
+            found = await consumer.poll(wait_s=60, messages_max=1)
+        else:
+            found = [await anext(consumer)]
+        return trio.current_time() - began, found
+
+    async with (
+        shop(1) as (_, client),
+        client.consumer(ORDERS, group="billing", mode="shared", start="earliest") as consumer,
+    ):
+        await send(client, 0, 20)
+        await trio.sleep(5)
+        (first,) = await consumer.poll(messages_max=1)
+        with monkeypatch.context() as outage:
+            outage.setattr(ShareRows, "_save", away)
+            consumer.nack(first, delay_s=0)
+            await trio.sleep(1)
+            taken = [await take() for _ in range(19)]
+            values = {message.value for _, found in taken for message in found}
+            assert values == {b"%d" % number for number in range(1, 20)}
+            assert taken[0][0] < 2.1
+            assert [waited_s for waited_s, _ in taken[1:]] == [0] * 18
+            with pytest.raises(MetadataUnavailable):
+                await take()
+        _, (again,) = await take()
+        assert again.value == first.value
+
+
+async def test_deliveries_are_counted_first_again_soon_after_the_store_is_back(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(_rows: ShareRows, _values: object) -> None:
+        raise MetadataUnavailable("away")
+
+    async with (
+        shop(1) as (_, client),
+        client.consumer(ORDERS, group="billing", mode="shared", start="earliest") as consumer,
+    ):
+        await send(client, 0, 60)
+        await trio.sleep(5)
+        (first,) = await consumer.poll(messages_max=1)
+        with monkeypatch.context() as outage:
+            outage.setattr(ShareRows, "_save", away)
+            consumer.nack(first, delay_s=0)
+            await trio.sleep(1)
+            assert (await anext(consumer)).value == b"1"
+        values = []
+        for _ in range(30):
+            values.append((await anext(consumer)).value)
+            await trio.sleep(1)
+        assert first.value in values
