@@ -91,7 +91,7 @@ MEMORY_SIZE_MIN = 8 << 30
 ID_SIZE_MAX = 80
 HEAVY = {"bench", "hosts", "interop", "simulation", "system"}
 """Folders whose tests take long, next to the others."""
-HALVES = 26
+HALVES = 8
 """The bit of a name's checksum by which tests with real processes take as long in each half."""
 LISTING = "QUIRE_LIST_TESTS_IN"
 """In the environment: the file that takes what was collected."""

@@ -89,7 +89,7 @@ def test_consuming_is_measured_in_every_way(tmp_path: Path, words: list[str]) ->
 
 @pytest.mark.slow
 def test_a_group_is_measured_beside_readers(tmp_path: Path) -> None:
-    loads = ("--messages", 12_000, "--rate-seconds", 0.5, "--idle-seconds", 0.5)
+    loads = ("--messages", 12_000, "--rate", 50, "--rate-seconds", 0.5, "--idle-seconds", 0.5)
     group = ("--members", 3, "--group-partitions", 7, "--lanes", 2, "--rounds", 1)
     result = measured(tmp_path, "consume", "--group", "--bookies", 2, *loads, *group)
     for way in ("objects", "lists", "batches"):

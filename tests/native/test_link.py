@@ -109,12 +109,13 @@ def test_a_large_response_in_pieces_arrives_whole() -> None:
 def fill(link: Link, data: bytes, most: int) -> list[Response]:
     """Put *data* where the link wants it, at most *most* bytes at a time."""
     responses = []
-    while data:
+    left = memoryview(data)
+    while left:
         room = link.room()
-        size = min(len(room), len(data), most)
-        room[:size] = data[:size]
+        size = min(len(room), len(left), most)
+        room[:size] = left[:size]
         responses += link.filled(size)
-        data = data[size:]
+        left = left[size:]
     return responses
 
 
