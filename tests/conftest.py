@@ -139,13 +139,13 @@ def has_memory_for_folders() -> bool:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Two workers for each processor, since tests wait, too; or none.
+    """Three workers for two processors, since tests wait, too; or none.
 
     Each more makes all of them slower than it saves: they take caches from each other.
     """
     if config.getoption("capture") == "no" or not runs_folders(config):
         return 0
-    return min(WORKERS_MAX, 2 * len(os.sched_getaffinity(0)))
+    return min(WORKERS_MAX, (3 * len(os.sched_getaffinity(0)) + 1) // 2)
 
 
 def runs_folders(config: pytest.Config) -> bool:
