@@ -331,10 +331,12 @@ class Shared:
             await self._saver.saved({share for share, _ in chosen})
         except BaseException as failure:
             self._due.extendleft(reversed(chosen))
+            if not isinstance(failure, MetadataUnavailable):
+                raise
             self._counts_again_at = trio.current_time() + COUNTS_AGAIN_S
-            if isinstance(failure, MetadataUnavailable) and self._holdings.has_next:
-                return  # what is at hand needs no store
-            raise
+            if not self._holdings.has_next:
+                raise
+            return  # what is at hand needs no store
         here = [(share, index) for share, index in chosen if share.states[index] == State.DUE]
         for share, index in reversed(self._holdings.in_order(here)):
             self._holdings.release(share, [index])

@@ -105,6 +105,15 @@ class Barrier(NamedTuple):
         return all(places.get(lane, EARLIEST).at >= end.at for lane, end in self.ends.items())
 
 
+class _Hold:
+    """The messages of a topic that wait, from one feed of it."""
+
+    def __init__(self, feed: TopicFeed) -> None:
+        self.feed = feed
+        self.barrier: Barrier | None = None
+        """`None` until it was looked up"""
+
+
 class Turns:
     """Takes the next messages of a member's topics.
 
@@ -141,8 +150,8 @@ class Turns:
         self._with_meta = with_meta
         self._on_arrival = on_arrival
         self._on_deleted = on_deleted
-        self._held: dict[int, Barrier | None] = {}
-        """by uid, topics whose messages wait; `None`: their barrier is looked up"""
+        self._held: dict[int, _Hold] = {}
+        """by uid, topics whose messages wait"""
         self._free: dict[int, int] = {}
         """by uid, the last partition of a topic before which all events were handed out"""
 
@@ -188,7 +197,12 @@ class Turns:
                 feed.give_back(events, left)
                 first = events.unused(events.rows, kept=left, backward=False)
                 return events._replace(ranges=tuple(first))
-            if (messages := self._take(other)) is not None:
+            try:
+                messages = self._take(other)
+            except LedgerError:
+                feed.give_back(events, events.rows)
+                raise
+            if messages is not None:
                 feed.give_back(events, events.rows)
                 return messages
             self._on_deleted(other.topic)  # nothing of it comes after its deletion
@@ -199,10 +213,11 @@ class Turns:
         uid = feed.topic.uid
         if is_own(feed.topic.name) or self._has_passed(feed):
             return True
-        if uid not in self._held:
-            self._held[uid] = None
-            self._nursery.start_soon(self._hold, feed)
-        barrier = self._held[uid]
+        hold = self._held.get(uid)
+        if hold is None or hold.feed is not feed:
+            hold = self._held[uid] = _Hold(feed)
+            self._nursery.start_soon(self._keep, hold)
+        barrier = hold.barrier
         if barrier is None or barrier.part not in self._active:
             return False
         if barrier.is_passed(reached(barrier.part)):
@@ -219,33 +234,35 @@ class Turns:
         self._free[uid] = barrier.newest
         self._on_arrival()
 
-    async def _hold(self, feed: TopicFeed) -> None:
+    async def _keep(self, hold: _Hold) -> None:
         """Find the events before the messages of a topic; wait for another member to commit them.
 
-        If this member has them, take() sees when they were handed out.
+        If this member has them, take() sees when they were handed out. Another hold may come after
+        this one, for another feed or for partitions that were added.
         """
-        uid = feed.topic.uid
-        while uid in self._held and self._feeds.get(uid) is feed:
+        uid = hold.feed.topic.uid
+        while self._held.get(uid) is hold and self._feeds.get(uid) is hold.feed:
             try:
-                await self._look(feed)
+                await self._look(hold)
             except (LedgerError, MetadataError) as failure:
                 _log.warning("group %s: events not known yet: %s", self._group, failure)
             await trio.sleep(LOOK_S)
-        self._held.pop(uid, None)
+        if self._held.get(uid) is hold:
+            del self._held[uid]
 
-    async def _look(self, feed: TopicFeed) -> None:
-        uid = feed.topic.uid
-        barrier = self._held[uid] or await self._barrier(feed)
+    async def _look(self, hold: _Hold) -> None:
+        barrier = hold.barrier or await self._barrier(hold.feed)
         if barrier is None:
             return  # events are not published yet
-        self._held[uid] = barrier
+        hold.barrier = barrier
         self._on_arrival()
         is_passed = not barrier.ends
         if not is_passed and barrier.part not in self._active:
             timeout_s = self._context.options.metadata_timeout_s
             progress = read_progress(self._context.store, self._group, barrier.part, timeout_s)
             is_passed = barrier.is_passed((await progress)[0] or {})
-        if is_passed:
+        uid = hold.feed.topic.uid
+        if is_passed and self._held.get(uid) is hold:
             self._release(uid, barrier)
 
     async def _barrier(self, feed: TopicFeed) -> Barrier | None:

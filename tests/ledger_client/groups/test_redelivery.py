@@ -350,3 +350,26 @@ async def test_deliveries_are_counted_first_again_soon_after_the_store_is_back(
             values.append((await anext(consumer)).value)
             await trio.sleep(1)
         assert first.value in values
+
+
+async def test_messages_come_again_in_time_where_polls_are_short(autojump_clock: MockClock) -> None:
+    async with shop(1) as (_, client):
+        await send(client, 0, 600)
+        async with client.consumer(
+            ORDERS, group="billing", mode="shared", start="earliest"
+        ) as consumer:
+            await trio.sleep(3)
+            waiting: dict[bytes | None, float] = {}
+            waits_s: list[float] = []
+            for number in range(500):
+                for message in await consumer.poll(wait_s=0, messages_max=1):
+                    if message.value in waiting:
+                        waits_s.append(trio.current_time() - waiting.pop(message.value))
+                    elif number % 10 == 0:
+                        waiting[message.value] = trio.current_time()
+                        consumer.nack(message, delay_s=1)
+                        continue
+                    consumer.ack_nowait(message)
+                await trio.sleep(0.1)
+        assert len(waits_s) >= 30
+        assert max(waits_s) < 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -11,9 +12,13 @@ from group_rig import ORDERS, send, shop
 from memory_cluster import memory_cluster
 from trio.testing import MockClock
 
-from ledger_client import BadGroup, Client, NoSuchTopic, Retention, TopicEvent
+from ledger_client import BadGroup, Client, Gap, MessageId, NoSuchTopic, Retention, TopicEvent
 from ledger_client.groups.consumer import GroupConsumer
-from ledger_client.topics.messages import Message
+from ledger_client.groups.feed import TopicFeed
+from ledger_client.groups.turns import Barrier, Turns
+from ledger_client.topics.messages import MergedBatch, Message
+from metadata.groups.assignment import Part
+from metadata.groups.rows import member_key
 
 REFUNDS = "shop/refunds"
 
@@ -219,6 +224,97 @@ async def test_what_has_arrived_of_a_deleted_topic_comes_before_its_deletion(
         await client.topics.delete(ORDERS)
         await trio.sleep(0.5)  # the event has arrived, too
         assert told(await drain(consumer)) == ["5", "6", "7", "8", "9", f"deleted {ORDERS}"]
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+async def test_what_a_member_holds_back_comes_also_if_it_joins_anew_meanwhile(
+    autojump_clock: MockClock, is_removed: bool
+) -> None:
+    """It waits for the member that has the events, and reads the topic anew."""
+    seen: list[str] = []
+
+    async def note(consumer: GroupConsumer) -> None:
+        async for message in consumer:
+            seen.extend(text := told([message]))
+            if text == [f"created {REFUNDS}"]:
+                busy.append(consumer)
+                await trio.sleep(30)
+
+    busy: list[GroupConsumer] = []
+    async with shop(2) as (cluster, client), mirror(client) as first, mirror(client) as second:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(note, first)
+            nursery.start_soon(note, second)
+            await trio.sleep(60)
+            await client.topics.create(REFUNDS, 4)
+            await send(client, 0, 8, REFUNDS)
+            await trio.sleep(5)
+            (other,) = {first, second} - {*busy}
+            if is_removed:
+                await cluster.store.delete(member_key("mirror", other._membership.member))
+            await trio.sleep(300)
+            nursery.cancel_scope.cancel()
+        assert {*seen} >= {*map(str, range(8))}
+
+
+async def test_a_hold_ends_where_another_one_begins(
+    autojump_clock: MockClock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A partition may be added before the task of the last hold has ended."""
+    events = Part(1, -1)
+    feed = SimpleNamespace(
+        topic=SimpleNamespace(uid=7, name=ORDERS), newest=0, take=lambda: None, is_over=False
+    )
+    wakes = []
+
+    async def barrier(_turns: Turns, feed: TopicFeed) -> Barrier:
+        newest = feed.newest
+        await trio.sleep(0.3)
+        return Barrier(events, {}, newest)
+
+    monkeypatch.setattr(Turns, "_barrier", barrier)
+    turns = Turns(
+        None,  # type: ignore[arg-type]
+        "billing",
+        {7: feed},  # type: ignore[dict-item]
+        {events},
+        nursery,
+        with_meta=True,
+        on_arrival=lambda: wakes.append(trio.current_time()),
+        on_deleted=lambda _: None,
+    )
+    for newest in range(4):
+        feed.newest = newest
+        for _ in range(11):
+            turns.take(lambda _: {})
+            await trio.sleep(0.05)
+    await trio.sleep(10)
+    wakes.clear()
+    await trio.sleep(60)
+    assert wakes == []
+    assert not nursery.child_tasks
+
+
+async def test_a_deletion_is_told_though_reading_the_topic_fails(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gaps = [Gap(ORDERS, partition=0, lane=0, position=MessageId(1, 0), first=None, missing=1)]
+    take = TopicFeed.take
+
+    def fail(feed: TopicFeed) -> MergedBatch | None:
+        if feed.topic.name == ORDERS and gaps:
+            raise gaps.pop()
+        return take(feed)
+
+    async with shop(1) as (_, client), mirror(client) as consumer:
+        await send(client, 0, 3)
+        assert len(await drain(consumer)) == 4
+        await client.topics.delete(ORDERS)
+        await trio.sleep(0.5)
+        monkeypatch.setattr(TopicFeed, "take", fail)
+        with pytest.raises(Gap):
+            await drain(consumer)
+        assert told(await drain(consumer)) == [f"deleted {ORDERS}"]
 
 
 @pytest.mark.parametrize("is_told_before", [True, False])
