@@ -185,14 +185,14 @@ class Turns:
     def _unless_deleted(self, feed: TopicFeed, events: MergedBatch) -> MergedBatch:
         """Return *events*, or first what has arrived of a topic that they delete.
 
-        Before that come the events before its deletion, of which one may have added partitions.
+        Before what waits for events come those before its deletion.
         """
         self.count += 1
         for index, uid in _deletions(events):
             other = self._feeds.get(uid)
             if other is None:
                 continue
-            if index:
+            if index and not self._has_passed(other):
                 left = events.rows - index
                 feed.give_back(events, left)
                 first = events.unused(events.rows, kept=left, backward=False)

@@ -120,7 +120,6 @@ def build() -> Path:
     if _is_whole(built):
         return built
     BUILDS.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(built, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=BUILDS, prefix=".new-") as work:
         pom = str(SOURCES / "pom.xml")
         said = subprocess.run(
@@ -131,6 +130,8 @@ def build() -> Path:
             check=False,
         )
         assert said.returncode == 0, (said.stdout + said.stderr).decode()[-4000:]
+        if not _is_whole(built):
+            shutil.rmtree(built, ignore_errors=True)
         try:
             Path(work, version).rename(built)
         except OSError:

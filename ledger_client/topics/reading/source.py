@@ -191,7 +191,7 @@ class RawSource:
                 record = await self._rows.record()
                 row = await self._first_readable()
             if row is not None and row.number == self._number:
-                self._changed = news
+                self._changed, self._pause_s = news, LOOK_AGAIN_S
                 return row
             gap = await gap_after(self._rows, self._number, self._place, row, record)
             if gap is not None:
