@@ -10,7 +10,7 @@ There is no broker that puts both in one order. So a member holds the messages o
 all events that there were when it began to read the topic were handed out: by itself, or, if
 another member has the events, until that one committed them. It does so again when it gets a
 partition that was added since. When a member comes to the deletion of a topic, it first hands out
-what it can still read of it, and nothing more afterwards.
+what it has at hand of it, and nothing more afterwards.
 """
 
 from __future__ import annotations
