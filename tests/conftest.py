@@ -5,8 +5,8 @@ disk, for a lease, for processes of their own. A file, or a single test, runs in
 process of pytest itself, and so does everything under ``-s``, ``--pdb`` and ``-n 0``.
 
     Spark: one worker has a session, and
-    one starts drivers ──────────────────┐
-    facts, quick and slow, the slow      ├─► other real processes, on two workers
+    one starts drivers ──────────────────┐   other real processes, on two workers
+    facts, quick and slow, the slow      ├─► virtual clocks, on the other workers
     first, on the other workers ─────────┘
 """
 
@@ -209,7 +209,8 @@ def pytest_collection_modifyitems(
     """Note all tests; leave out the long ones, order them, and say which may be tried twice.
 
     Where tests run beside each other those of Spark have two workers from the start, and of the
-    others the long ones begin first, so that the end is short. Real processes come last.
+    others the long ones begin first, so that the end is short. Real processes, which wait a lot,
+    come last, beside tests that compute all the time and cannot see how busy the machine is.
     """
     config.stash[COLLECTED] = [
         Collected(item.nodeid, frozenset(mark.name for mark in item.iter_markers()))
@@ -255,11 +256,13 @@ def _has_hidden_clock(item: pytest.Function) -> bool:
     return not CLOCKS.isdisjoint({*item.fixturenames} - {*item._fixtureinfo.argnames})
 
 
-def _lateness(item: pytest.Item) -> tuple[bool, bool, bool, bool]:
+def _lateness(item: pytest.Item) -> tuple[bool, bool, bool, bool, bool]:
     folder = item.path.relative_to(TESTS).parts[0]
     has_spark = is_real(item) and "spark" in _groups(item)
+    has_clock = not CLOCKS.isdisjoint(getattr(item, "fixturenames", ()))
+    is_virtual = not is_real(item) and (has_clock or folder == "simulation")
     is_quick = item.get_closest_marker("slow") is None
-    return not has_spark, is_real(item), is_quick, folder not in HEAVY
+    return not has_spark, is_virtual, is_real(item), is_quick, folder not in HEAVY
 
 
 def _worker_of(item: pytest.Item) -> str:
