@@ -186,7 +186,7 @@ class Sharing:
                 try:
                     await work()
                 except (LedgerError, MetadataError) as failure:
-                    self.report("others' messages not taken over", failure)
+                    self.report("messages not shared with other members", failure)
                     await trio.sleep(RETRY_S)
                     self._news[prefix].set()
         finally:
