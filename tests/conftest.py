@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
@@ -37,6 +37,7 @@ from run_seed import VARIABLE, run_seed
 from spark_session import own_spark, spark
 from teller import Teller
 from time_table import DEAREST_TITLE, TITLE, Stopwatch, TimeTable
+from trio.testing import MockClock
 from turns import Turns
 
 if TYPE_CHECKING:
@@ -320,6 +321,24 @@ def _interrupts() -> None:
     """Let Ctrl-C raise KeyboardInterrupt, also after a test whose PySpark has set a handler."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what goes to a thread run at once where the clock is virtual.
+
+    Such a clock rushes on while a thread works: hours of heartbeats, for all of which the thread
+    waits, as they hold Python's lock.
+    """
+    in_thread: Callable[..., Awaitable[object]] = trio.to_thread.run_sync
+
+    async def run_sync(work: Callable[..., object], *args: object, **options: object) -> object:
+        if not isinstance(trio.lowlevel.current_clock(), MockClock):
+            return await in_thread(work, *args, **options)
+        await trio.lowlevel.checkpoint()
+        return work(*args)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
 
 
 @pytest.fixture(autouse=True)
